@@ -1,0 +1,1 @@
+"""Which provider's endpoint a request speaks to."""
