@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 import msgspec
 
-_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-# Nine digits: no setting needs more, and none can then overflow what it is handed to.
-_WRITTEN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([A-Za-z]+)")
+_SECONDS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_BYTES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+# 15 digits: what a float holds exactly, and more than any setting needs.
+_WRITTEN: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z]+)")
 
 PoolName: TypeAlias = Annotated[str, msgspec.Meta(extra={"names": "pool"})]
 """A setting that names a pool: a name that is none is refused when the settings are read."""
 
 
 class Duration(float):
-    """A length of time in seconds."""
+    """A length of time: a number of seconds, written "5ms", "300s", "10m", "1.5h".
+
+    Units: us, ms, s, m, h, d. One number, one unit, no sign, no space. Raise `ValueError` for any
+    other text.
+    """
 
     expected: Final = 'a duration such as "10m"'
 
-    @classmethod
-    def parse(cls, text: str) -> Duration:
-        """Read "5ms", "300s", "10m", "1.5h"; raise `ValueError` for anything else.
-
-        Units: us, ms, s, m, h, d. One number, one unit, no sign, no space.
-        """
-        return cls(_parse(text, _SECONDS, cls.expected))
+    def __new__(cls, value: str | float) -> Self:
+        """Take a number of seconds, or read a text."""
+        if isinstance(value, str):
+            value = _parse(value, _SECONDS, cls.expected)
+        return super().__new__(cls, value)
 
     def __str__(self) -> str:
-        """Return the text in its largest whole unit, such as "5m"; `parse` reads it back."""
+        """Write it in the largest unit of which it is a whole number, such as "5m"."""
         if not self:
             return "0s"
-        for unit in ("d", "h", "m", "s", "ms"):
-            # A nanosecond is below every unit, and above what a float loses on the way.
-            count = round(self / _SECONDS[unit], 9)
-            if count >= 1 and count.is_integer():
-                return f"{count:.0f}{unit}"
-        return f"{self / _SECONDS['us']:.9g}us"
+        for unit, seconds in _SECONDS.items():
+            count = self / seconds
+            if round(count) >= 1 and math.isclose(count, round(count), rel_tol=1e-12):
+                return f"{round(count)}{unit}"
+        return f"{self / _SECONDS['us']:.9f}".rstrip("0").rstrip(".") + "us"
 
 
 class Size(int):
-    """A number of bytes."""
+    """A number of bytes, written "512B", "64KiB", "1.5MiB".
+
+    Units are binary: B, KiB, MiB, GiB, TiB. One number, one unit, no sign, no space; a part of a
+    byte is cut off. Raise `ValueError` for any other text.
+    """
 
     expected: Final = 'a size such as "64KiB"'
 
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Read "512B", "64KiB", "1.5MiB"; raise `ValueError` for anything else.
-
-        Units are binary: B, KiB, MiB, GiB, TiB. One number, one unit, no sign, no space; a part
-        of a byte is cut off.
-        """
-        return cls(_parse(text, _BYTES, cls.expected))
+    def __new__(cls, value: str | int) -> Self:
+        """Take a number of bytes, or read a text."""
+        if isinstance(value, str):
+            value = int(_parse(value, _BYTES, cls.expected))
+        return super().__new__(cls, value)
 
     def __str__(self) -> str:
-        """Return the text in its largest whole unit, such as "64KiB"; `parse` reads it back."""
-        unit = next(unit for unit in reversed(_BYTES) if self % _BYTES[unit] == 0 or unit == "B")
-        return f"{int(self) // _BYTES[unit]}{unit}" if self else "0B"
+        """Write it in the largest unit of which it is a whole number, such as "64KiB"."""
+        for unit, size in _BYTES.items():
+            if self and self % size == 0:
+                return f"{self // size}{unit}"
+        return "0B"
 
 
 def decode(kind: type, value: Any) -> Any:
@@ -66,13 +71,13 @@ def decode(kind: type, value: Any) -> Any:
     if kind is Duration or kind is Size:
         if not isinstance(value, str):
             raise ValueError(f"expected {kind.expected}, got {value!r}")
-        return kind.parse(value)
+        return kind(value)
     raise NotImplementedError
 
 
-def _parse(text: str, units: dict[str, Any], expected: str) -> float:
+def _parse(text: str, units: dict[str, float] | dict[str, int], expected: str) -> float:
     match = _WRITTEN.fullmatch(text)
     if match is None or match[2] not in units:
         raise ValueError(f'expected {expected}, got "{text}"')
     number, unit = match.groups()
-    return (float(number) if "." in number else int(number)) * float(units[unit])
+    return (float(number) if "." in number else int(number)) * units[unit]
