@@ -1,0 +1,534 @@
+"""One exchange: the proxy's events in, commands out, finished exactly once.
+
+Knows the order of things and nothing else: what happens to a request is the pipeline's matter, how
+it is written the codec's, how it travels the transport's. Awaits ports only. Whatever breaks, the
+client's original request goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, assert_never
+
+from blake3 import blake3
+
+from ext_proc.codec import (
+    Body,
+    Command,
+    Event,
+    Forward,
+    Headers,
+    Mode,
+    Pass,
+    Replace,
+    Respond,
+    Stream,
+    Trailers,
+)
+from ext_proc.conversation import Message, Phase, advance
+from filters.api import (
+    Answer,
+    Clock,
+    Delta,
+    Dialect,
+    Exchange,
+    Finish,
+    Need,
+    Note,
+    Outcome,
+    ReplyHead,
+    RequestHead,
+    Usage,
+)
+from filters.dialects import dialect_of
+from filters.document import Document, parse
+from filters.errors import NotJson
+from filters.framing import Event as StreamEvent
+from filters.framing import Framer
+from filters.pipeline import Pipeline, Run
+
+# Headers by which clients prove who they are, one per provider; the first present names the tenant.
+_CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
+"""A plain reply longer than this is not looked at; it reaches the client all the same."""
+
+
+class Peer(Protocol):
+    """The proxy's end of the stream."""
+
+    async def send(self, command: Command) -> None:
+        """Send a command; waits only when the proxy does not read."""
+
+    def close(self) -> None:
+        """End the stream after what was sent: the proxy goes on alone."""
+
+
+class Ending(enum.StrEnum):
+    """Ways a stream can end beside an exchange's `Outcome`: no filter saw it."""
+
+    PASSED = "passed"
+    """Not for us: no LLM call, no profile, or a body that cannot be read."""
+    REFUSED = "refused"
+    """The route names a profile that does not exist."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is told about an exchange when it is over: to the log, the metrics and the span."""
+
+    profile: str
+    dialect: Dialect | None = None
+    model: str = ""
+    pool: str = ""
+    quality: str = ""
+    stream: bool = False
+    status: int = 0
+    """The reply's status; 0 when it was not seen."""
+    outcome: Outcome | Ending = Ending.PASSED
+    stages: Sequence[tuple[str, int]] = ()
+    """Stage name and nanoseconds, in the order they ran."""
+    notes: Mapping[str, Note] = field(default_factory=dict)
+    usage: Usage | None = None
+    finish: Finish | None = None
+    first_token_ns: int = 0
+    """From the request's head to the first piece of the answer; 0 when it was not seen."""
+    token_gaps_ns: list[int] = field(default_factory=list)
+    """Between the pieces of a streamed answer, as far as it was seen; bounded."""
+
+
+class Record(Protocol):
+    """An open entry in the books: from the request's head to the end of the exchange."""
+
+    def end(self, facts: Facts) -> None:
+        """Write the log line, count, and end the span. Called exactly once."""
+
+
+class Observer(Protocol):
+    """Keeps the books."""
+
+    def begin(self, profile: str, traceparent: str | None) -> Record:
+        """Open an entry; `traceparent` is the W3C header of the proxy's span, if there is one."""
+
+    def server_timing(self, stages: Sequence[tuple[str, int]]) -> str:
+        """Write stage times as the value of a `Server-Timing` header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A group of replicas that Envoy knows as a cluster, and what its answers are worth."""
+
+    name: str
+    cluster: str
+    quality: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a route asked for: filters, and the pool its plain route leads to."""
+
+    name: str
+    pool: Pool
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Everything exchanges share: one immutable snapshot, replaced whole when settings change."""
+
+    profiles: Mapping[str, Profile]
+    pools: Mapping[str, Pool]
+    tenant_header: str
+    """A header only the mesh can set; empty: the tenant is the credential itself."""
+    observer: Observer
+    clock: Clock
+
+
+MOST_TOKEN_GAPS: Final = 4096
+
+
+class Session:
+    """The state of one stream. `receive` for every message, `leave` when the stream is over."""
+
+    __slots__ = (
+        "_dialect",
+        "_ended",
+        "_exchange",
+        "_facts",
+        "_framer",
+        "_gateway",
+        "_head",
+        "_last_token_ns",
+        "_mode",
+        "_peer",
+        "_phase",
+        "_profile",
+        "_profile_name",
+        "_record",
+        "_run",
+        "_started_ns",
+        "_traceparent",
+    )  # fmt: skip
+
+    def __init__(
+        self, gateway: Gateway, peer: Peer, *, profile: str | None, traceparent: str | None
+    ) -> None:
+        """Open an exchange for the profile that the route named, if it named one."""
+        self._gateway = gateway
+        self._peer = peer
+        self._profile_name = profile
+        self._profile: Profile | None = None
+        self._traceparent = traceparent
+        self._phase = Phase.IDLE
+        self._ended = False
+        self._started_ns = 0
+        self._last_token_ns = 0
+        self._head: RequestHead | None = None
+        self._dialect: Dialect | None = None
+        self._record: Record | None = None
+        self._facts: Facts | None = None
+        self._exchange: Exchange | None = None
+        self._run: Run | None = None
+        self._framer: Framer | None = None
+        self._mode = Mode.NONE
+
+    async def receive(self, event: Event) -> None:
+        """Take the next message and send what answers it.
+
+        Raise `ConversationError` when it may not come here; nothing else ever leaves.
+        """
+        after = advance(self._phase, event.message, last=event.last)
+        if after is Phase.REPEATED:
+            await self._peer.send(Pass(event.message))
+            return
+        self._phase = after
+        if self._ended:
+            await self._peer.send(Pass(event.message))
+            return
+        match event:
+            case Headers(Message.REQUEST_HEADERS):
+                await self._on_request_headers(event)
+            case Headers():
+                await self._on_response_headers(event)
+            case Body(Message.REQUEST_BODY):
+                await self._on_request_body(event)
+            case Body():
+                await self._on_response_body(event)
+            case Trailers():
+                await self._on_trailers(event)
+            case _:
+                assert_never(event)
+
+    async def leave(self) -> None:
+        """Finish an exchange whose stream is over, however that came about."""
+        await self._finish(Outcome.GONE)
+
+    # --- Request ---------------------------------------------------------------------------------
+
+    async def _on_request_headers(self, event: Headers) -> None:
+        self._started_ns = self._gateway.clock.monotonic_ns()
+        headers = event.headers
+        name = self._profile_name
+        if name is None:
+            await self._let_pass(event, None)
+            return
+        self._record = self._gateway.observer.begin(
+            name, self._traceparent or headers.get("traceparent")
+        )
+        path = headers.get(":path", "")
+        head = RequestHead(headers.get(":method", ""), path, headers)
+        dialect = dialect_of(head.method, path)
+        self._facts = Facts(name, dialect)
+        profile = self._gateway.profiles.get(name)
+        if profile is None:
+            await self._refuse(dialect, name)
+            return
+        self._profile = profile
+        if dialect is None or event.last:
+            await self._let_pass(event, "no LLM call")
+        elif not profile.pipeline.stages:
+            await self._let_pass(event, "no filters")
+        elif headers.get("content-encoding", "identity") != "identity":
+            await self._let_pass(event, "compressed body")
+        else:
+            self._head = head
+            self._dialect = dialect
+            await self._peer.send(Pass(event.message))
+
+    async def _on_request_body(self, event: Body) -> None:
+        profile, head, dialect, facts = self._profile, self._head, self._dialect, self._facts
+        if profile is None or head is None or dialect is None or facts is None:
+            await self._peer.send(Pass(event.message))
+            return
+        try:
+            prompt = dialect.read(Document(event.data), head.path)
+        except NotJson:
+            await self._let_pass(event, "not JSON")
+            return
+        exchange = self._exchange = Exchange(
+            profile=profile.name,
+            tenant=tenant_of(head, self._gateway.tenant_header),
+            head=head,
+            dialect=dialect,
+            prompt=prompt,
+            pool=profile.pool.name,
+        )
+        run = self._run = Run(profile.pipeline)
+        facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes
+        facts.stages = run.timings
+        answer = await run.request(exchange)
+        if answer is not None:
+            await self._answer(exchange, answer)
+            return
+        await self._peer.send(self._forward(profile, exchange))
+        if exchange.needs is Need.NOTHING:
+            self._peer.close()
+            await self._finish(Outcome.FORWARDED)
+
+    def _forward(self, profile: Profile, exchange: Exchange) -> Forward:
+        """Say how the request goes upstream, and what the client is told with its reply."""
+        pool = self._gateway.pools.get(exchange.pool, profile.pool)
+        set_headers = exchange.upstream_headers
+        set_headers["x-model-quality"] = pool.quality
+        if pool is not profile.pool:
+            set_headers["x-forebay-cluster"] = pool.cluster
+        body: bytes | None = None
+        if exchange.prompt.document.changed:
+            body = exchange.prompt.document.render()
+            set_headers["content-length"] = str(len(body))
+        facts = self._facts
+        assert facts is not None  # set with the exchange
+        facts.pool, facts.quality = pool.name, pool.quality
+        told = exchange.client_headers
+        told["x-model-quality"] = pool.quality
+        return Forward(
+            set_headers=set_headers,
+            # What we read must come as plain bytes; clients do without compression for it.
+            remove_headers=("accept-encoding",) if exchange.needs is Need.REPLY else (),
+            body=body,
+            metadata={
+                **told,
+                "x-forebay-profile": profile.name,
+                "server-timing": self._server_timing(),
+                "pool": pool.name,
+                "dialect": exchange.dialect.name,
+                "model": exchange.prompt.model[:128],
+            },
+            choose_route_again=pool is not profile.pool,
+        )
+
+    async def _answer(self, exchange: Exchange, answer: Answer) -> None:
+        facts = self._facts
+        assert facts is not None  # set with the exchange
+        facts.status = answer.status
+        facts.quality = answer.headers.get("x-model-quality", "")
+        headers = {
+            **answer.headers,
+            "x-forebay-profile": exchange.profile,
+            "server-timing": self._server_timing(),
+        }
+        await self._peer.send(
+            Respond(answer.status, headers, answer.body, details=f"forebay_{answer.status}")
+        )
+        self._peer.close()
+        await self._finish(Outcome.ANSWERED)
+
+    async def _let_pass(self, event: Headers | Body, why: str | None) -> None:
+        """Let the exchange go on without us."""
+        metadata = None
+        if self._profile is not None:
+            metadata = {"x-forebay-profile": self._profile.name}
+        if self._facts is not None and why is not None:
+            self._facts.notes = {"pass": why}
+        await self._peer.send(Pass(event.message, metadata))
+        self._peer.close()
+        await self._finish(Ending.PASSED)
+
+    async def _refuse(self, dialect: Dialect | None, name: str) -> None:
+        """Answer with an error: a route to a profile that is not there must not serve unprotected."""
+        text = f"the gateway has no profile {name!r}; ask its operator to run `forebay check`"
+        body = dialect.error(500, text) if dialect else text.encode()
+        kind = "application/json" if dialect else "text/plain; charset=utf-8"
+        if self._facts is not None:
+            self._facts.status = 500
+        await self._peer.send(Respond(500, {"content-type": kind}, body, "forebay_no_profile"))
+        self._peer.close()
+        await self._finish(Ending.REFUSED)
+
+    async def _on_trailers(self, event: Trailers) -> None:
+        """Trailers end a direction; those of the reply end the exchange."""
+        if event.message is Message.RESPONSE_TRAILERS:
+            self._read(b"", last=True)
+        await self._peer.send(Pass(event.message))
+        if event.message is Message.RESPONSE_TRAILERS:
+            self._peer.close()
+            await self._finish(Outcome.COMPLETE)
+
+    # --- Reply -----------------------------------------------------------------------------------
+
+    async def _on_response_headers(self, event: Headers) -> None:
+        exchange, run, facts = self._exchange, self._run, self._facts
+        if exchange is None or run is None or facts is None:
+            # The proxy answered by itself before the request was whole, for instance with 413.
+            await self._let_pass(event, "answered by the proxy")
+            return
+        status = event.headers.get(":status", "")
+        facts.status = int(status) if status.isascii() and status.isdigit() else 0
+        exchange.reply_head = ReplyHead(facts.status, event.headers)
+        await run.response(exchange)
+        self._mode = self._reading_mode(exchange, last=event.last)
+        await self._peer.send(Pass(event.message, response_body=self._mode))
+        if event.last:
+            self._peer.close()
+            await self._finish(Outcome.COMPLETE)
+        elif self._mode is Mode.NONE and exchange.needs is Need.REPLY:
+            self._peer.close()
+            await self._finish(Outcome.FORWARDED)
+
+    def _reading_mode(self, exchange: Exchange, *, last: bool) -> Mode:
+        """Choose how the body comes: in chunks, unless a filter edits a plain reply whole."""
+        head = exchange.reply_head
+        if last or head is None or exchange.needs is not Need.REPLY:
+            return Mode.NONE
+        if "content-encoding" in head.headers:
+            exchange.note("reply.skip", "compressed")
+            return Mode.NONE
+        content_type = head.headers.get("content-type", "")
+        edits = self._profile is not None and self._profile.pipeline.edits_stream
+        self._framer = exchange.dialect.framer(content_type, exchange.prompt)
+        if self._framer is not None:
+            return Mode.FULL_DUPLEX if edits else Mode.STREAMED
+        if not content_type.startswith("application/json"):
+            exchange.note("reply.skip", "content type")
+            return Mode.NONE
+        self._framer = WholeBody()
+        return Mode.BUFFERED if edits else Mode.STREAMED
+
+    async def _on_response_body(self, event: Body) -> None:
+        """Pass a chunk on at once where filters only watch; else send what they made of it."""
+        if self._mode is Mode.STREAMED:
+            await self._peer.send(Pass(event.message))
+            self._read(event.data, last=event.last)
+        else:
+            made = b"".join(delta.raw for delta in self._read(event.data, last=event.last))
+            if self._mode is Mode.FULL_DUPLEX:
+                await self._peer.send(Stream(made, event.last))
+            elif made == event.data:
+                await self._peer.send(Pass(event.message))
+            else:
+                await self._peer.send(Replace(made))
+        if event.last:
+            self._peer.close()
+            await self._finish(Outcome.COMPLETE)
+
+    def _read(self, data: bytes, *, last: bool) -> list[Delta]:
+        """Cut bytes into deltas and show them to the filters; return what the client gets."""
+        exchange, run, framer = self._exchange, self._run, self._framer
+        if exchange is None or run is None or framer is None:
+            return [Delta(data)]
+        events = framer.feed(data)
+        if last:
+            events = [*events, *framer.close()]
+        deltas: list[Delta] = []
+        for event in events:
+            delta = (
+                _whole_reply(exchange.dialect, event)
+                if isinstance(framer, WholeBody)
+                else exchange.dialect.read_event(event)
+            )
+            self._count(delta)
+            deltas.extend(run.delta(exchange, delta))
+        return deltas
+
+    def _count(self, delta: Delta) -> None:
+        """Keep what the books want to know of a delta."""
+        facts = self._facts
+        if facts is None:
+            return
+        facts.usage = delta.usage or facts.usage
+        facts.finish = delta.finish or facts.finish
+        if not delta.text:
+            return
+        at = self._gateway.clock.monotonic_ns()
+        if not facts.first_token_ns:
+            facts.first_token_ns = at - self._started_ns
+        elif len(facts.token_gaps_ns) < MOST_TOKEN_GAPS:
+            facts.token_gaps_ns.append(at - self._last_token_ns)
+        self._last_token_ns = at
+
+    # --- End -------------------------------------------------------------------------------------
+
+    async def _finish(self, outcome: Outcome | Ending) -> None:
+        """Let every filter let go, then write the books; the second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._run is not None and self._exchange is not None and isinstance(outcome, Outcome):
+            await self._run.finish(self._exchange, outcome)
+        if self._record is not None and self._facts is not None:
+            self._facts.outcome = outcome
+            self._record.end(self._facts)
+
+    def _server_timing(self) -> str:
+        run = self._run
+        assert run is not None  # runs only once a pipeline ran
+        total_ns = self._gateway.clock.monotonic_ns() - self._started_ns
+        return self._gateway.observer.server_timing([*run.timings, ("forebay", total_ns)])
+
+
+class WholeBody:
+    """A framer for a plain reply: one event that is the whole body, if it is not too long."""
+
+    def __init__(self, most_bytes: int = MOST_REPLY_BYTES) -> None:
+        self._most_bytes: Final = most_bytes
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[StreamEvent]:
+        """Keep the bytes; over the bound they pass as they come and mean nothing."""
+        self._size += len(data)
+        self._pieces.append(data)
+        if self._size <= self._most_bytes:
+            return []
+        pieces, self._pieces = self._pieces, []
+        return [StreamEvent(b"".join(pieces))]
+
+    def close(self) -> list[StreamEvent]:
+        """Return the body."""
+        if self._size > self._most_bytes:
+            return []
+        whole = b"".join(self._pieces)
+        return [StreamEvent(whole, data=whole)]
+
+
+def _whole_reply(dialect: Dialect, event: StreamEvent) -> Delta:
+    """Read a plain reply as one delta."""
+    try:
+        reply = dialect.read_reply(parse(event.data))
+    except NotJson:
+        return Delta(event.raw)
+    return Delta(event.raw, reply.text, reply.finish, reply.usage, done=reply.finish is not None)
+
+
+def tenant_of(head: RequestHead, tenant_header: str) -> str:
+    """Return whose request this is, as a hash: by the mesh's header, else by its credential.
+
+    Requests without either share one tenant, which no credential can name.
+    """
+    headers = head.headers
+    if tenant_header:
+        return _hashed("mesh", headers.get(tenant_header, ""))
+    for name in _CREDENTIALS:
+        if value := headers.get(name):
+            return _hashed(name, value)
+    if "key=" in head.path:  # Gemini's clients may send the key in the query
+        query = head.path.partition("?")[2]
+        for member in query.split("&"):
+            if member.startswith("key="):
+                return _hashed("x-goog-api-key", member[4:])
+    return _hashed("none", "")
+
+
+def _hashed(kind: str, value: str) -> str:
+    return blake3(f"{kind}:{value}".encode()).hexdigest(16)

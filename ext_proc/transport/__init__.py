@@ -1,0 +1,43 @@
+"""Carry messages between the proxy and a handler that knows nothing of how they travel.
+
+A filling listens, hands every message of a stream to `handler(stream, message)` in order, and tells
+the handler once, with None, that the stream is over. A stream whose handler waits holds up no
+other. `grpc_aio` is the first filling. A server also answers `grpc.health.v1` for its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeAlias
+
+
+class Stream(Protocol):
+    """One stream of the `Process` method."""
+
+    metadata: Mapping[str, str]
+    """The stream's initial metadata; names are lower case."""
+    state: Any
+    """The handler's own; None at first."""
+
+    async def send(self, message: bytes) -> None:
+        """Send a message; waits only when the peer does not read. Nothing is sent once it left."""
+
+    def close(self) -> None:
+        """End the stream with success after what was sent; later messages are not handed over."""
+
+    def fail(self, reason: str) -> None:
+        """End the stream with an error: the proxy does as its `failure_mode_allow` says."""
+
+
+Handler: TypeAlias = Callable[[Stream, bytes | None], Coroutine[Any, Any, None]]
+"""Called with each message, then exactly once with None. Must not raise."""
+
+
+class Server(Protocol):
+    """A filling that listens."""
+
+    async def start(self) -> None:
+        """Bind and listen; raise `OSError` when the address cannot be had."""
+
+    async def drain(self, bound_s: float) -> None:
+        """Take no more streams, let the open ones finish within `bound_s`, then cut the rest."""

@@ -1,0 +1,150 @@
+"""The transport over grpc.aio: complete and proven, at the price of its system calls."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc.aio import EOF, ServicerContext
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from ext_proc.transport import Handler
+
+EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+# The endpoint-picker protocol of the Gateway API Inference Extension asks for the middle two.
+HEALTH_NAMES: Final = ("", "liveness", "readiness", EXT_PROC)
+SOCKET_MODE: Final = 0o660
+# gRPC's own bound is 4 MiB a message; a header message may be larger than its body's share.
+_ENVELOPE_BYTES: Final = 1024 * 1024
+
+
+class GrpcStream:
+    """A stream over a grpc.aio context."""
+
+    __slots__ = ("_context", "closed", "failure", "metadata", "state")
+
+    def __init__(self, context: ServicerContext[bytes, bytes]) -> None:
+        self._context = context
+        self.metadata: Mapping[str, str] = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
+        self.state: Any = None
+        self.closed = False
+        self.failure: str | None = None
+
+    async def send(self, message: bytes) -> None:
+        """Write at once: grpc.aio waits when its flow-control window is full."""
+        if not self.closed:
+            await self._context.write(message)
+
+    def close(self) -> None:
+        """Leave the read loop after the message at hand."""
+        self.closed = True
+
+    def fail(self, reason: str) -> None:
+        """Leave the read loop with a status that is not OK."""
+        self.closed = True
+        self.failure = reason
+
+
+class GrpcServer:
+    """Listens on a Unix socket (`unix:/path`) or a TCP address (`host:port`)."""
+
+    def __init__(self, handler: Handler, listen: str, *, most_message_bytes: int) -> None:
+        self._handler: Final = handler
+        self._listen: Final = listen
+        self._server: Final = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", most_message_bytes + _ENVELOPE_BYTES),
+                ("grpc.max_send_message_length", most_message_bytes + _ENVELOPE_BYTES),
+                ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
+                # Envoy's pings on a quiet connection are no abuse.
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            )
+        )
+        self._health: Final = HealthServicer()
+        method: Any = grpc.stream_stream_rpc_method_handler(self._process)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> None:
+        """Bind and listen; a stale socket file is replaced, a live one is an `OSError`."""
+        path = socket_path(self._listen)
+        if path is not None:
+            replace_stale_socket(path)
+        try:
+            port = self._server.add_insecure_port(self._listen)
+        except RuntimeError as error:  # grpc's word for an address in use
+            raise OSError(f"cannot listen on {self._listen}: {error}") from None
+        if port == 0:
+            raise OSError(f"cannot listen on {self._listen}")
+        await self._server.start()
+        if path is not None:
+            path.chmod(SOCKET_MODE)
+        await self._report(serving=True)
+
+    async def drain(self, bound_s: float) -> None:
+        """Take no more streams and wait for the open ones."""
+        await self._report(serving=False)
+        await self._server.stop(bound_s)
+        path = socket_path(self._listen)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    async def _report(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def _process(self, _: Any, context: ServicerContext[bytes, bytes]) -> None:
+        """Hand over the messages of one stream; it is over when the peer says so, or we do."""
+        stream = GrpcStream(context)
+        try:
+            while not stream.closed:
+                message: Any = await context.read()
+                if message is EOF:
+                    break
+                await self._handler(stream, message)
+        finally:
+            # Also when cancelled: a cancellation is delivered once, so this still runs to its end.
+            stream.closed = True
+            await self._handler(stream, None)
+        if stream.failure is not None:
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(stream.failure)
+
+
+def socket_path(listen: str) -> Path | None:
+    """Return the path of a `unix:` address, or None for a TCP one."""
+    return Path(listen.removeprefix("unix:")) if listen.startswith("unix:") else None
+
+
+def replace_stale_socket(path: Path) -> None:
+    """Remove a socket file that nobody listens on; raise `OSError` for anything else there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(f"{path} exists and is not a socket: remove it or listen elsewhere")
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.settimeout(1)
+        probe.connect(os.fspath(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+    else:
+        raise OSError(f"another server listens on {path}: stop it or listen elsewhere")
+    finally:
+        probe.close()

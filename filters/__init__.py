@@ -1,0 +1,16 @@
+"""What Forebay does to an exchange: filters, dialects and the pipeline, without I/O."""
+
+from typing import Any, Final
+
+from filters.api import Filter
+from filters.cache import CacheFilter
+from filters.clean import CleanFilter
+from filters.route import RouteFilter
+
+BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
+    # In the order in which a request passes them; a reply passes them the other way.
+    "clean": CleanFilter,
+    "cache": CacheFilter,
+    "route": RouteFilter,
+}
+"""Every filter a profile may name: config key to class."""

@@ -1,0 +1,374 @@
+"""What a filter sees, what it may ask for, and what it may answer.
+
+A filter works on an `Exchange`: one HTTP request and its reply, seen through a `Dialect` that
+hides which provider's JSON it is. It awaits nothing but the ports it was given.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from filters.document import Document, Json, Path
+from filters.framing import Event, Framer
+
+# --- The prompt ----------------------------------------------------------------------------------
+
+
+class Role(enum.StrEnum):
+    """Who speaks in a turn."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Parameter(enum.StrEnum):
+    """Sampling parameters every dialect knows under a name of its own."""
+
+    TEMPERATURE = "temperature"
+    TOP_P = "top_p"
+    MAX_TOKENS = "max_tokens"
+    SEED = "seed"
+    CHOICES = "choices"
+    STOP = "stop"
+
+
+class Text:
+    """One piece of text in the prompt, read and replaced in place."""
+
+    __slots__ = ("document", "path", "role")
+
+    def __init__(self, document: Document, path: Path, role: Role) -> None:
+        self.document = document
+        self.path: Final = path
+        self.role: Final = role
+
+    @property
+    def value(self) -> str:
+        """The text as it would go upstream."""
+        text: str = self.document.get(self.path, "")
+        return text
+
+    @value.setter
+    def value(self, text: str) -> None:
+        self.document.set(self.path, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the conversation: who speaks, its texts, and whether tools are in it."""
+
+    role: Role
+    texts: tuple[Text, ...]
+    path: Path
+    """Where the message stands in the document."""
+    has_tool: bool = False
+    """It calls a tool or carries a tool's result: neither may be cut from the other."""
+    has_media: bool = False
+    """It carries an image, a sound or a file beside its texts."""
+
+
+class Prompt(Protocol):
+    """A provider's request body seen as model, turns and parameters; the JSON stays the truth."""
+
+    document: Document
+    model: str
+    """The model asked for, empty when the request names none."""
+    stream: bool
+    """The client asked for an event stream."""
+    stateful: bool
+    """The answer depends on what the provider remembers, such as a previous response's id."""
+
+    def turns(self) -> Sequence[Turn]:
+        """Return the turns in the order the model reads them, system prompts included."""
+
+    def tools(self) -> Sequence[Json]:
+        """Return the declared tools, as they stand in the body."""
+
+    def parameter(self, name: Parameter) -> Json:
+        """Return a sampling parameter, or None when the request leaves it to the provider."""
+
+    def set_parameter(self, name: Parameter, value: Json) -> None:
+        """Set a sampling parameter; raise `KeyError` when this dialect has no such parameter."""
+
+    def transport_paths(self) -> Sequence[Path]:
+        """Return the paths present that say how to deliver the answer, not what it says."""
+
+
+# --- The reply -----------------------------------------------------------------------------------
+
+
+class Finish(enum.StrEnum):
+    """Why a model stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL = "tool"
+    FILTERED = "filtered"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the provider counted them; its prefix cache held `cached` of the `input` ones."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer, read neutrally; `finish` is None when it does not say that it ended."""
+
+    text: str = ""
+    finish: Finish | None = None
+    usage: Usage | None = None
+    model: str = ""
+    has_tool: bool = False
+
+
+@dataclass(slots=True)
+class Delta:
+    """One event of a streamed answer.
+
+    `raw` is the event as it came, its terminator included: what a filter passes on unchanged
+    reaches the client byte for byte. `done` marks the event that ends a complete stream.
+    """
+
+    raw: bytes
+    text: str = ""
+    finish: Finish | None = None
+    usage: Usage | None = None
+    done: bool = False
+
+
+# --- The dialect ---------------------------------------------------------------------------------
+
+
+class Dialect(Protocol):
+    """How one provider's endpoint writes requests, replies, streams and errors. Stateless."""
+
+    name: str
+    """Metric label and config word, such as `openai.chat`."""
+    provider: str
+    """`gen_ai.provider.name` of the OpenTelemetry GenAI conventions, such as `anthropic`."""
+    operation: str
+    """`gen_ai.operation.name` of the same, such as `chat` or `embeddings`."""
+
+    def read(self, document: Document, path: str) -> Prompt:
+        """View a request body; `path` is the request's path with its query.
+
+        Raise `NotJson` when the body cannot be this provider's request.
+        """
+
+    def read_reply(self, reply: Json) -> Reply:
+        """Read a whole JSON reply; a body of another shape reads as an unfinished `Reply`."""
+
+    def framer(self, content_type: str, prompt: Prompt) -> Framer | None:
+        """Return a new framer when a reply of `content_type` streams the answer, else None.
+
+        `prompt` tells a plain JSON reply from a stream that is one JSON array.
+        """
+
+    def read_event(self, event: Event) -> Delta:
+        """Read one event; what is not understood becomes a delta that only carries its bytes."""
+
+    def assemble(self, events: Sequence[Event]) -> bytes | None:
+        """Return the plain JSON reply a whole stream stands for, or None if it is not complete."""
+
+    def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
+        """Return content type and body that deliver a plain reply as the stream `prompt` asked."""
+
+    def error(self, status: int, text: str) -> bytes:
+        """Return an error body in the provider's own shape."""
+
+
+# --- The ports -----------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """Where answers are kept. Every method raises `PortError` when late or broken."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """Return the value under `key`, or None when there is none or its time is over."""
+
+    async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
+        """Keep `value` under `key` for `ttl_s` seconds; a store may drop it earlier."""
+
+    async def sighted(self, key: bytes, window_s: float) -> int:
+        """Count one more sighting of `key` and return how many fell in the running window."""
+
+
+class Clock(Protocol):
+    """Time, so that tests can hold it."""
+
+    def now(self) -> float:
+        """Return Unix time in seconds."""
+
+    def monotonic_ns(self) -> int:
+        """Return a time in nanoseconds that never goes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside that a filter may ask."""
+
+    store: Store
+    clock: Clock
+
+
+# --- The exchange --------------------------------------------------------------------------------
+
+
+class Quality(enum.StrEnum):
+    """What the client is promised; SLAs are counted apart."""
+
+    FULL = "FULL"
+    BEST_EFFORT = "BEST_EFFORT"
+
+
+class Need(enum.IntEnum):
+    """How much of the reply a filter must see; the exchange asks the proxy for the greatest."""
+
+    NOTHING = 0
+    """The proxy goes on alone; `on_finish` runs as soon as the request was handed over."""
+    END = 1
+    """Only when the exchange ends."""
+    REPLY = 2
+    """The reply's head and body."""
+
+
+class Outcome(enum.StrEnum):
+    """How an exchange ended."""
+
+    FORWARDED = "forwarded"
+    """Handed to the proxy; nobody needed its end."""
+    ANSWERED = "answered"
+    """A filter answered in the upstream's stead."""
+    COMPLETE = "complete"
+    """The last byte of the reply was seen."""
+    GONE = "gone"
+    """Client, upstream or proxy left before the end."""
+    FAILED = "failed"
+    """Something in Forebay broke; the original request went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The request line and headers; names are lower case, repeated values joined by commas."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """The reply's status and headers; names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+Note: TypeAlias = str | int | float | bool
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its reply on their way through the filters of a profile."""
+
+    profile: str
+    tenant: str
+    """Whose request it is, hashed: part of every key under which anything is shared."""
+    head: RequestHead
+    dialect: Dialect
+    prompt: Prompt
+    pool: str
+    """Name of the pool that serves it; the profile's own unless a filter chooses another."""
+    needs: Need = Need.NOTHING
+    upstream_headers: dict[str, str] = field(default_factory=dict)
+    """Headers set on the request that goes upstream."""
+    client_headers: dict[str, str] = field(default_factory=dict)
+    """Headers set on the reply, from those that the shipped YAML lets through."""
+    notes: dict[str, Note] = field(default_factory=dict)
+    reply_head: ReplyHead | None = None
+
+    def note(self, key: str, value: Note) -> None:
+        """Say something about this exchange in the log line, the span and the proxy's metadata."""
+        self.notes[key] = value
+
+    def need(self, need: Need) -> None:
+        """Ask to see at least this much of the reply."""
+        self.needs = max(self.needs, need)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole reply given in the upstream's stead."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Continue(enum.Enum):
+    """The verdict of a filter that lets the exchange go on."""
+
+    CONTINUE = enum.auto()
+
+
+CONTINUE: Final = Continue.CONTINUE
+Verdict: TypeAlias = Continue | Answer
+
+# --- The filter ----------------------------------------------------------------------------------
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of a filter's settings: immutable, unknown keys refused, defaults in the class."""
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class Filter(Generic[ConfigT]):
+    """One step of a profile. One instance serves one exchange, so its state is plain attributes.
+
+    Override only the hooks that are needed: a phase nobody listens to costs nothing.
+    """
+
+    name: ClassVar[str]
+    """Config key, metric label and stage name; the same word as the module."""
+    config_type: ClassVar[type[Config]]
+    edits_stream: ClassVar[bool] = False
+    """It changes or holds back what the client receives, instead of only watching it."""
+
+    def __init__(self, config: ConfigT, prepared: Any, ports: Ports) -> None:
+        self.config: Final = config
+        self.prepared: Final = prepared
+        self.ports: Final = ports
+
+    @classmethod
+    def prepare(cls, config: ConfigT) -> Any:
+        """Compute what every exchange of a profile shares, such as a word automaton; once."""
+        return None
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        """See the whole request; change it, answer it, or let it go on."""
+        return CONTINUE
+
+    async def on_response(self, exchange: Exchange) -> None:
+        """See the reply's head in `exchange.reply_head`."""
+
+    def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
+        """See one piece of the reply, a plain JSON reply being one; return what takes its place."""
+        return (delta,)
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Let go of everything held. Runs exactly once for every filter that saw the request."""

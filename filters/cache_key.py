@@ -1,0 +1,88 @@
+"""Say when two requests ask the same thing: a BLAKE3 key over what decides the answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl
+
+import msgspec
+from blake3 import blake3
+
+from filters.api import Exchange
+from filters.document import Json, Path
+from filters.segments import edit_prose
+
+KEY_BYTES: Final = 24
+# Headers by which a provider picks an account or a version of its API: other value, other answer.
+_VARIANT_HEADERS: Final = (
+    "anthropic-beta",
+    "anthropic-version",
+    "openai-beta",
+    "openai-organization",
+    "openai-project",
+    "x-goog-user-project",
+)
+# Query members that carry a credential (part of the tenant) or say how to deliver the answer.
+_DELIVERY_QUERY: Final = frozenset({"key", "alt", "$alt", "prettyprint", "$prettyprint"})
+_SORTED: Final = msgspec.json.Encoder(order="sorted")
+_RUN: Final = re.compile(r"\s+")
+_INDENTED_LINE: Final = re.compile(r"\n(?:\t| {2,})\S")
+
+
+def cache_key(exchange: Exchange) -> bytes:
+    """Return the key of an exchange's request.
+
+    Profile, tenant, dialect, model, system prompt, tools and every parameter count; how the answer
+    is delivered (streamed or not) does not, nor do runs of white space outside code.
+    """
+    prompt = exchange.prompt
+    headers = exchange.head.headers
+    hasher = blake3()
+    for part in (exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model):
+        _add(hasher, part.encode())
+    for name in _VARIANT_HEADERS:
+        _add(hasher, headers.get(name, "").encode())
+    _add(hasher, _variant_query(exchange.head.path))
+    _add(hasher, _SORTED.encode(_normalised(exchange)))
+    return hasher.digest(KEY_BYTES)
+
+
+def _add(hasher: blake3, part: bytes) -> None:
+    """Hash a part with its length, so that no two lists of parts look alike."""
+    hasher.update(len(part).to_bytes(8, "big"))
+    hasher.update(part)
+
+
+def _variant_query(path: str) -> bytes:
+    if "?" not in path:
+        return b""
+    members = parse_qsl(path.partition("?")[2], keep_blank_values=True)
+    return _SORTED.encode(sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY))
+
+
+def _normalised(exchange: Exchange) -> dict[str, Json]:
+    """Return the body with white space folded in prose and without its delivery members."""
+    document = exchange.prompt.document
+    folded: dict[Path, Json] = {}
+    for turn in exchange.prompt.turns():
+        for text in turn.texts:
+            value = text.value
+            if (normal := fold_white_space(value)) != value:
+                folded[text.path] = normal
+    root = document.replaced(folded)
+    delivery = exchange.prompt.transport_paths()
+    if delivery:
+        root = {key: value for key, value in root.items() if (key,) not in delivery}
+    return root
+
+
+def fold_white_space(text: str) -> str:
+    """Fold runs of white space in prose to one space; code, even unfenced, keeps its own."""
+    if _INDENTED_LINE.search(text):
+        return text
+    return edit_prose(text, _fold).strip()
+
+
+def _fold(prose: str) -> str:
+    return _RUN.sub(" ", prose)

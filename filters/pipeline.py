@@ -1,0 +1,155 @@
+"""Run an exchange through the filters of its profile, so that no filter can harm a request.
+
+Requests pass the filters in order, replies in reverse; the first answer wins. What a filter did
+before it failed is undone and the rest go on without it: the worst a broken filter can do is
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from filters.api import Answer, Config, Delta, Exchange, Filter, Outcome, Ports
+from filters.errors import FilterError, PortError
+
+AnyFilter = Filter[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A filter with its settings in one profile, and the hooks it listens to."""
+
+    filter_type: type[AnyFilter]
+    config: Config
+    prepared: Any
+    on_response: bool
+    on_delta: bool
+    on_finish: bool
+
+
+class Pipeline:
+    """The filters of one profile. Immutable, shared by all its exchanges."""
+
+    def __init__(self, filters: Iterable[tuple[type[AnyFilter], Config]], ports: Ports) -> None:
+        """Prepare every filter; `filters` come in request order."""
+        self.ports: Final = ports
+        self.stages: Final = tuple(
+            Stage(
+                filter_type=kind,
+                config=config,
+                prepared=kind.prepare(config),
+                on_response=kind.on_response is not Filter.on_response,
+                on_delta=kind.on_delta is not Filter.on_delta,
+                on_finish=kind.on_finish is not Filter.on_finish,
+            )
+            for kind, config in filters
+        )
+        self.edits_stream: Final = any(stage.filter_type.edits_stream for stage in self.stages)
+        """Some filter changes or holds back what the client receives; the rest only watch."""
+
+
+class Run:
+    """One exchange's way through a pipeline: its filter instances and what became of them."""
+
+    __slots__ = ("_pipeline", "_reached", "_watchers", "timings")
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._reached: list[tuple[Stage, AnyFilter]] = []
+        self._watchers: list[AnyFilter] | None = None
+        self.timings: list[tuple[str, int]] = []
+        """Stage name and nanoseconds it took, waits included, in the order they ran."""
+
+    async def request(self, exchange: Exchange) -> Answer | None:
+        """Let every filter see the request; return the first answer, or None to go upstream."""
+        ports = self._pipeline.ports
+        monotonic_ns = ports.clock.monotonic_ns
+        document = exchange.prompt.document
+        started = monotonic_ns()
+        for stage in self._pipeline.stages:
+            kind = stage.filter_type
+            before = _Before(exchange)
+            verdict: Any = None
+            try:
+                instance = kind(stage.config, stage.prepared, ports)
+                self._reached.append((stage, instance))
+                verdict = await instance.on_request(exchange)
+            except FilterError as error:
+                exchange.note(f"{kind.name}.refused", error.status)
+                verdict = refusal(exchange, error)
+            except Exception as error:  # noqa: BLE001 - fail-open: no filter may harm a request
+                before.restore(exchange)
+                note_failure(exchange, kind.name, error)
+            ended = monotonic_ns()
+            self.timings.append((kind.name, ended - started))
+            started = ended
+            if isinstance(verdict, Answer):
+                return verdict
+            assert exchange.prompt.document is document
+        return None
+
+    async def response(self, exchange: Exchange) -> None:
+        """Let the filters that listen see the reply's head."""
+        for stage, instance in reversed(self._reached):
+            if stage.on_response:
+                try:
+                    await instance.on_response(exchange)
+                except Exception as error:  # noqa: BLE001 - fail-open: no filter may harm a reply
+                    note_failure(exchange, instance.name, error)
+
+    def delta(self, exchange: Exchange, delta: Delta) -> Sequence[Delta]:
+        """Pass one piece of the reply through the filters; return what the client receives."""
+        if self._watchers is None:
+            self._watchers = [i for stage, i in reversed(self._reached) if stage.on_delta]
+        deltas: Sequence[Delta] = (delta,)
+        for instance in tuple(self._watchers):
+            try:
+                deltas = [out for one in deltas for out in instance.on_delta(exchange, one)]
+            except Exception as error:  # noqa: BLE001 - fail-open: it sees no further deltas
+                self._watchers.remove(instance)
+                note_failure(exchange, instance.name, error)
+        return deltas
+
+    async def finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Let every filter that saw the request let go of what it holds."""
+        reached, self._reached = self._reached, []
+        for stage, instance in reversed(reached):
+            if stage.on_finish:
+                try:
+                    await instance.on_finish(exchange, outcome)
+                except Exception as error:  # noqa: BLE001 - the other filters must still let go
+                    note_failure(exchange, instance.name, error)
+
+
+class _Before:
+    """The exchange as a filter found it, to return to when that filter fails."""
+
+    __slots__ = ("_client_headers", "_mark", "_needs", "_pool", "_upstream_headers")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._mark = exchange.prompt.document.mark()
+        self._pool = exchange.pool
+        self._needs = exchange.needs
+        self._upstream_headers = exchange.upstream_headers.copy()
+        self._client_headers = exchange.client_headers.copy()
+
+    def restore(self, exchange: Exchange) -> None:
+        exchange.prompt.document.rollback(self._mark)
+        exchange.pool = self._pool
+        exchange.needs = self._needs
+        exchange.upstream_headers = self._upstream_headers
+        exchange.client_headers = self._client_headers
+
+
+def refusal(exchange: Exchange, error: FilterError) -> Answer:
+    """Put a filter's refusal into the shape the client's provider would use."""
+    body = exchange.dialect.error(error.status, error.text)
+    return Answer(error.status, {"content-type": "application/json"}, body)
+
+
+def note_failure(exchange: Exchange, name: str, error: Exception) -> None:
+    """Note which filter failed and how; never what the error says, which may quote a prompt."""
+    cause = str(error) if isinstance(error, PortError) else type(error).__name__
+    exchange.note(f"{name}.failed", cause)

@@ -1,0 +1,64 @@
+"""The words that say how much care a task needs, in Chinese and English."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import ahocorasick
+
+LOW_RISK: Final = (
+    # Chinese
+    "总结", "概括", "归纳", "摘要", "列出", "列举", "罗列", "是否", "是不是", "有没有", "几个",
+    "多少个", "有几", "数一数",
+    # English
+    "summarise", "summarize", "summary of", "sum up", "tl;dr", "tldr", "list the", "list all",
+    "list every", "list out", "list some", "list any", "make a list", "enumerate", "yes or no",
+    "yes/no", "true or false", "how many", "count the",
+)  # fmt: skip
+HIGH_RISK: Final = (
+    # Chinese
+    "法律意见", "法律建议", "法律咨询", "律师", "诉讼", "起诉", "合同纠纷", "医疗诊断", "诊断",
+    "处方", "用药", "剂量", "药量", "副作用", "症状", "治疗", "手术", "过敏", "怀孕", "自杀",
+    "自残", "财务建议", "投资建议", "理财建议", "贷款建议", "税务", "报税", "买入", "卖出",
+    # English
+    "legal advice", "legal opinion", "lawsuit", "attorney", "lawyer", "liability", "sue", "court",
+    "medical advice", "diagnosis", "diagnose", "diagnosed", "prescription", "prescribe", "dosage",
+    "dose", "overdose", "side effect", "side effects", "symptom", "symptoms", "treatment",
+    "surgery", "allergy", "allergic", "pregnant", "suicide", "suicidal", "self-harm",
+    "financial advice", "investment advice", "tax advice", "tax return", "should i invest", "should i buy",
+    "should i sell", "mortgage",
+)  # fmt: skip
+
+_WORD_CHARACTER: Final = re.compile(r"[a-z0-9_]")
+
+
+class WordFinder:
+    """Finds the first of many words in a text, in one pass whatever their number.
+
+    Case does not count. An English word must stand alone: `sue` is not in `issue`.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._automaton = ahocorasick.Automaton()
+        for word in words:
+            self._automaton.add_word(word.lower(), word)
+        self._automaton.make_automaton()
+
+    def first(self, text: str) -> str | None:
+        """Return the word of the list that ends first in `text`, or None."""
+        lower = text.lower()
+        for end, word in self._automaton.iter(lower):
+            start = end - len(word) + 1
+            if not (_joined(lower, start - 1, start) or _joined(lower, end, end + 1)):
+                found: str = word
+                return found
+        return None
+
+
+def _joined(text: str, left: int, right: int) -> bool:
+    """Whether the characters at both places belong to one Latin word."""
+    if left < 0 or right >= len(text):
+        return False
+    return bool(_WORD_CHARACTER.match(text[left]) and _WORD_CHARACTER.match(text[right]))
