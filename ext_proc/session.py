@@ -7,7 +7,6 @@ client's original request goes on.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
@@ -65,15 +64,6 @@ class Peer(Protocol):
         """End the stream after what was sent: the proxy goes on alone."""
 
 
-class Ending(enum.StrEnum):
-    """Ways a stream can end beside an exchange's `Outcome`: no filter saw it."""
-
-    PASSED = "passed"
-    """Not for us: no LLM call, no profile, or a body that cannot be read."""
-    REFUSED = "refused"
-    """The route names a profile that does not exist."""
-
-
 @dataclass(slots=True)
 class Facts:
     """What is told about an exchange when it is over: to the log, the metrics and the span."""
@@ -86,7 +76,7 @@ class Facts:
     stream: bool = False
     status: int = 0
     """The reply's status; 0 when it was not seen."""
-    outcome: Outcome | Ending = Ending.PASSED
+    outcome: Outcome = Outcome.PASSED
     stages: Sequence[tuple[str, int]] = ()
     """Stage name and nanoseconds, in the order they ran."""
     notes: Mapping[str, Note] = field(default_factory=dict)
@@ -343,10 +333,10 @@ class Session:
             self._facts.notes = {"pass": why}
         await self._peer.send(Pass(event.message, metadata))
         self._peer.close()
-        await self._finish(Ending.PASSED)
+        await self._finish(Outcome.PASSED)
 
     async def _refuse(self, dialect: Dialect | None, name: str) -> None:
-        """Answer with an error: a route to a profile that is not there must not serve unprotected."""
+        """Answer with an error: a route to a profile that is missing must not serve unprotected."""
         text = f"the gateway has no profile {name!r}; ask its operator to run `forebay check`"
         body = dialect.error(500, text) if dialect else text.encode()
         kind = "application/json" if dialect else "text/plain; charset=utf-8"
@@ -354,7 +344,7 @@ class Session:
             self._facts.status = 500
         await self._peer.send(Respond(500, {"content-type": kind}, body, "forebay_no_profile"))
         self._peer.close()
-        await self._finish(Ending.REFUSED)
+        await self._finish(Outcome.REFUSED)
 
     async def _on_trailers(self, event: Trailers) -> None:
         """Trailers end a direction; those of the reply end the exchange."""
@@ -459,16 +449,18 @@ class Session:
 
     # --- End -------------------------------------------------------------------------------------
 
-    async def _finish(self, outcome: Outcome | Ending) -> None:
+    async def _finish(self, outcome: Outcome) -> None:
         """Let every filter let go, then write the books; the second call does nothing."""
         if self._ended:
             return
         self._ended = True
-        if self._run is not None and self._exchange is not None and isinstance(outcome, Outcome):
-            await self._run.finish(self._exchange, outcome)
-        if self._record is not None and self._facts is not None:
-            self._facts.outcome = outcome
-            self._record.end(self._facts)
+        try:
+            if self._run is not None and self._exchange is not None:
+                await self._run.finish(self._exchange, outcome)
+        finally:  # also when cancelled: the books count what is in flight
+            if self._record is not None and self._facts is not None:
+                self._facts.outcome = outcome
+                self._record.end(self._facts)
 
     def _server_timing(self) -> str:
         run = self._run

@@ -256,6 +256,10 @@ class Outcome(enum.StrEnum):
     """The last byte of the reply was seen."""
     GONE = "gone"
     """Client, upstream or proxy left before the end."""
+    PASSED = "passed"
+    """No filter saw it: no LLM call, no filters, or a body that cannot be read."""
+    REFUSED = "refused"
+    """The route names a profile that does not exist."""
     FAILED = "failed"
     """Something in Forebay broke; the original request went on."""
 

@@ -32,7 +32,8 @@ _HIDDEN_OPEN: Final = re.compile(
 _DOCTYPE: Final = re.compile(r"<!doctype\b[^<>]{0,1000}>", re.IGNORECASE)
 _ENTITIES: Final = {
     "&nbsp;": " ", "&ensp;": " ", "&emsp;": " ", "&ndash;": "–", "&mdash;": "—", "&hellip;": "…",
-    "&ldquo;": "“", "&rdquo;": "”", "&lsquo;": "\u2018", "&rsquo;": "’", "&middot;": "·", "&bull;": "•",
+    "&ldquo;": "“", "&rdquo;": "”", "&lsquo;": "\u2018", "&rsquo;": "’", "&middot;": "·",
+    "&bull;": "•",
     "&copy;": "©", "&reg;": "®", "&trade;": "™", "&times;": "×", "&deg;": "°", "&quot;": '"',
     "&#39;": "'", "&apos;": "'", "&#160;": " ", "&laquo;": "«", "&raquo;": "»",
 }  # fmt: skip

@@ -27,8 +27,8 @@ HIGH_RISK: Final = (
     "medical advice", "diagnosis", "diagnose", "diagnosed", "prescription", "prescribe", "dosage",
     "dose", "overdose", "side effect", "side effects", "symptom", "symptoms", "treatment",
     "surgery", "allergy", "allergic", "pregnant", "suicide", "suicidal", "self-harm",
-    "financial advice", "investment advice", "tax advice", "tax return", "should i invest", "should i buy",
-    "should i sell", "mortgage",
+    "financial advice", "investment advice", "tax advice", "tax return", "should i invest",
+    "should i buy", "should i sell", "mortgage",
 )  # fmt: skip
 
 _WORD_CHARACTER: Final = re.compile(r"[a-z0-9_]")
