@@ -1,0 +1,68 @@
+"""Join a transport to sessions: bytes to events, commands to bytes, no error past here."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ext_proc.codec import Command, decode, encode
+from ext_proc.session import Gateway, Session
+from ext_proc.transport import Stream
+from filters.errors import ConversationError
+
+PROFILE_METADATA = "x-forebay-profile"
+"""Where a route names its profile: gRPC metadata of the stream, which no client can forge."""
+
+
+class HandlerWatch(Protocol):
+    """Who is told of what should not happen."""
+
+    def stream_failed(self, reason: str) -> None:
+        """A stream was given up; `reason` is `conversation` (the proxy) or `bug` (ours)."""
+
+
+class ExtProc:
+    """The handler of the `Process` method.
+
+    `gateway` may be replaced at any time: open exchanges keep the settings they began with.
+    """
+
+    def __init__(self, gateway: Gateway, watch: HandlerWatch) -> None:
+        self.gateway = gateway
+        self._watch = watch
+
+    async def __call__(self, stream: Stream, message: bytes | None) -> None:
+        """Take a message of a stream, or None when the stream is over."""
+        session: Session | None = stream.state
+        try:
+            if message is None:
+                if session is not None:
+                    await session.leave()
+                return
+            if session is None:
+                metadata = stream.metadata
+                session = stream.state = Session(
+                    self.gateway,
+                    _EncodingPeer(stream),
+                    profile=metadata.get(PROFILE_METADATA),
+                    traceparent=metadata.get("traceparent"),
+                )
+            await session.receive(decode(message))
+        except ConversationError as error:
+            self._watch.stream_failed("conversation")
+            stream.fail(str(error))
+        except Exception:  # noqa: BLE001 - a bug of ours must cost the client nothing: fail open
+            self._watch.stream_failed("bug")
+            stream.fail("internal error")
+
+
+class _EncodingPeer:
+    """A session's peer over a stream of bytes."""
+
+    __slots__ = ("_stream", "close")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.close = stream.close
+
+    async def send(self, command: Command) -> None:
+        await self._stream.send(encode(command))
