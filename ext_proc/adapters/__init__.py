@@ -1,0 +1,1 @@
+"""What the ports are filled with: one file per store, clock, model or upstream."""

@@ -1,0 +1,164 @@
+"""Every store keeps the promises of the `Store` port: in memory, in Redis, and the fake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from ext_proc.adapters.clock import SystemClock
+from ext_proc.adapters.memory_store import MemoryStore
+from ext_proc.adapters.redis_store import RedisStore
+from filters.api import Store
+from tests.fakes import FakeClock, FakeStore, FakeStoreWatch
+from tests.redis_server import RedisServer
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A store, and how to make its time pass."""
+
+    store: Store
+    age: Callable[[float], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    folder: Path = tmp_path_factory.mktemp("redis")
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["memory", "fake", "redis"])
+async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
+    if request.param == "redis":
+        async for one in _kept_in_redis(request.getfixturevalue("redis_server")):
+            yield one
+        return
+    clock = FakeClock()
+    store = MemoryStore(clock, 16 * 1024**2) if request.param == "memory" else FakeStore(clock)
+
+    async def age(seconds: float) -> None:
+        clock.advance(seconds)
+
+    yield Kept(store, age)
+    await store.close()
+
+
+async def _kept_in_redis(server: RedisServer) -> AsyncIterator[Kept]:
+    """Age every key by its time to live: a server's clock cannot be moved."""
+    client = redis.Redis.from_url(server.url)
+    await client.flushall()
+    # A shared machine may pause the test for longer than the 5 ms of production.
+    store = RedisStore(server.url, SystemClock(), FakeStoreWatch(), timeout_s=5.0)
+
+    async def age(seconds: float) -> None:
+        async for key in client.scan_iter():
+            remaining_ms = await client.pttl(key)
+            assert remaining_ms > 0, f"{key!r} would stay for ever"
+            await client.pexpire(key, remaining_ms - int(seconds * 1000))
+
+    yield Kept(store, age)
+    await store.close()
+    await client.aclose()
+
+
+async def test_a_value_is_returned_as_it_was_put(kept: Kept) -> None:
+    """A store gives back what it was given."""
+    await kept.store.put(b"key", b"value", 10)
+    assert b"value" == await kept.store.get(b"key")
+
+
+async def test_an_unknown_key_has_no_value(kept: Kept) -> None:
+    """Nothing is not an error."""
+    assert await kept.store.get(b"unknown") is None
+
+
+async def test_the_last_value_put_is_the_one_kept(kept: Kept) -> None:
+    """A second put replaces the first."""
+    await kept.store.put(b"key", b"first", 10)
+    await kept.store.put(b"key", b"second", 10)
+    assert b"second" == await kept.store.get(b"key")
+
+
+async def test_a_value_is_gone_when_its_time_is_over(kept: Kept) -> None:
+    """The time to live ends a value, and not before."""
+    await kept.store.put(b"key", b"value", 10)
+    await kept.age(9)
+    assert b"value" == await kept.store.get(b"key")
+    await kept.age(1.5)
+    assert await kept.store.get(b"key") is None
+
+
+async def test_a_second_put_starts_the_time_anew(kept: Kept) -> None:
+    """The time to live is that of the last put."""
+    await kept.store.put(b"key", b"value", 10)
+    await kept.age(9)
+    await kept.store.put(b"key", b"value", 10)
+    await kept.age(9)
+    assert b"value" == await kept.store.get(b"key")
+
+
+async def test_a_put_without_time_keeps_nothing(kept: Kept) -> None:
+    """A time to live of zero also ends what was there."""
+    await kept.store.put(b"key", b"value", 10)
+    await kept.store.put(b"key", b"value", 0)
+    assert await kept.store.get(b"key") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\x00", bytes(range(256)), b"\r\n$5\r\nhello\r\n", os.urandom(1024**2)],
+    ids=["empty", "nul", "all bytes", "protocol in it", "1 MiB"],
+)
+async def test_any_bytes_survive(kept: Kept, value: bytes) -> None:
+    """Keys and values are bytes, whatever is in them."""
+    await kept.store.put(b"key\x00\r\n " + value[:256], value, 10)
+    assert value == await kept.store.get(b"key\x00\r\n " + value[:256])
+
+
+async def test_sightings_are_counted_one_by_one(kept: Kept) -> None:
+    """The first sighting counts as one."""
+    assert [1, 2, 3] == [await kept.store.sighted(b"key", 60) for _ in range(3)]
+
+
+async def test_a_window_begins_with_the_first_sighting_in_it(kept: Kept) -> None:
+    """Later sightings do not make a window longer."""
+    await kept.store.sighted(b"key", 60)
+    await kept.age(59)
+    assert 2 == await kept.store.sighted(b"key", 60)
+    await kept.age(1.5)
+    assert 1 == await kept.store.sighted(b"key", 60)
+
+
+async def test_each_key_is_counted_apart(kept: Kept) -> None:
+    """One key's sightings say nothing of another's."""
+    await kept.store.sighted(b"one", 60)
+    assert 1 == await kept.store.sighted(b"other", 60)
+
+
+async def test_a_key_may_have_both_value_and_sightings(kept: Kept) -> None:
+    """Values and counters do not share names."""
+    await kept.store.put(b"key", b"value", 10)
+    assert 1 == await kept.store.sighted(b"key", 60)
+    assert b"value" == await kept.store.get(b"key")
+
+
+async def test_sightings_at_once_are_all_counted(kept: Kept) -> None:
+    """Fifty at the same time count fifty, each its own number."""
+    counts = await asyncio.gather(*(kept.store.sighted(b"key", 60) for _ in range(50)))
+    assert list(range(1, 51)) == sorted(counts)
+
+
+async def test_a_hundred_callers_get_each_their_own_value(kept: Kept) -> None:
+    """Answers do not cross between callers."""
+    await asyncio.gather(*(kept.store.put(b"%d" % n, b"v%d" % n, 10) for n in range(100)))
+    values = await asyncio.gather(*(kept.store.get(b"%d" % n) for n in range(100)))
+    assert [b"v%d" % n for n in range(100)] == values

@@ -1,0 +1,118 @@
+"""Stand-ins for every port, and a way to run a coroutine without an event loop.
+
+They are fakes, not mocks: each passes the contract tests that the real thing passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from filters.errors import PortError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PortWait:
+    """What a fake port yields where the real one would wait."""
+
+    port: str
+
+    def __await__(self) -> Generator[PortWait, None, None]:
+        yield self
+
+
+def drive(coroutine: Coroutine[Any, Any, T], waits: list[PortWait] | None = None) -> T:
+    """Step `coroutine` to its end and return its result; fail if it waits for no port.
+
+    `waits` collects what it waited for, in order.
+    """
+    while True:
+        try:
+            waited_for = coroutine.send(None)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        if not isinstance(waited_for, PortWait):
+            coroutine.close()
+            raise AssertionError(f"waited for {waited_for!r}, which is no port")
+        if waits is not None:
+            waits.append(waited_for)
+
+
+class FakeClock:
+    """A `Clock` that stands still until told to advance."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._start = now
+        self._elapsed_ns = 0
+
+    def now(self) -> float:
+        return self._start + self._elapsed_ns / 1e9
+
+    def monotonic_ns(self) -> int:
+        return self._elapsed_ns
+
+    def advance(self, seconds: float) -> None:
+        self._elapsed_ns += round(seconds * 1e9)
+
+
+class FakeStore:
+    """A `Store` that remembers what it was asked and breaks when told to.
+
+    `failing` makes every call raise `PortError`. `waiting` makes every call wait once, for
+    `drive` to see: such a store runs under no event loop.
+    """
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.values: dict[bytes, tuple[int, bytes]] = {}
+        self.sightings: dict[bytes, tuple[int, int]] = {}
+        self.calls: list[tuple[str, bytes]] = []
+        self.failing = False
+        self.waiting = False
+
+    async def get(self, key: bytes) -> bytes | None:
+        await self._called("get", key)
+        ends_ns, value = self.values.get(key, (0, None))
+        return value if ends_ns > self._clock.monotonic_ns() else None
+
+    async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
+        await self._called("put", key)
+        self.values[key] = (self._clock.monotonic_ns() + round(ttl_s * 1e9), value)
+
+    async def sighted(self, key: bytes, window_s: float) -> int:
+        await self._called("sighted", key)
+        now_ns = self._clock.monotonic_ns()
+        ends_ns, count = self.sightings.get(key, (0, 0))
+        if ends_ns <= now_ns:
+            ends_ns, count = now_ns + round(window_s * 1e9), 0
+        self.sightings[key] = (ends_ns, count + 1)
+        return count + 1
+
+    async def close(self) -> None:
+        self.values.clear()
+        self.sightings.clear()
+
+    async def _called(self, operation: str, key: bytes) -> None:
+        self.calls.append((operation, key))
+        if self.waiting:
+            await PortWait("store")
+        if self.failing:
+            raise PortError(f"fake {operation}: told to fail")
+
+
+class FakeStoreWatch:
+    """Keeps what went wrong, as store and operation."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[str, str]] = []
+        self.bypassed: list[tuple[str, str]] = []
+
+    def store_failed(self, store: str, operation: str) -> None:
+        self.failed.append((store, operation))
+
+    def store_bypassed(self, store: str, operation: str) -> None:
+        self.bypassed.append((store, operation))
