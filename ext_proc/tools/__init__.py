@@ -1,0 +1,1 @@
+"""What a person runs beside the server: each module is one subcommand of `forebay`."""
