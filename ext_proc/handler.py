@@ -16,8 +16,11 @@ PROFILE_METADATA = "x-forebay-profile"
 class HandlerWatch(Protocol):
     """Who is told of what should not happen."""
 
-    def stream_failed(self, reason: str) -> None:
-        """A stream was given up; `reason` is `conversation` (the proxy) or `bug` (ours)."""
+    def stream_failed(self, reason: str, error: Exception) -> None:
+        """Count a stream that was given up: `conversation` was the proxy's doing, `bug` ours.
+
+        The error's own text may quote a prompt: only its type and place may be logged.
+        """
 
 
 class ExtProc:
@@ -48,10 +51,10 @@ class ExtProc:
                 )
             await session.receive(decode(message))
         except ConversationError as error:
-            self._watch.stream_failed("conversation")
+            self._watch.stream_failed("conversation", error)
             stream.fail(str(error))
-        except Exception:  # noqa: BLE001 - a bug of ours must cost the client nothing: fail open
-            self._watch.stream_failed("bug")
+        except Exception as error:  # noqa: BLE001 - a bug of ours must cost no client its request
+            self._watch.stream_failed("bug", error)
             stream.fail("internal error")
 
 
