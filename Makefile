@@ -8,10 +8,8 @@ PYTEST := $(BIN)/pytest
 # Two cores are what CI has; more workers only wait for each other.
 WORKERS ?= 2
 ARGS ?=
-
-SOURCES := ext_proc filters tests k8s
-TOOLS := .tools
-KUSTOMIZE_VERSION := v5.8.1
+# Tests and `forebay up` look for `envoy` and their other programs on PATH.
+export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -88,6 +86,9 @@ proto-check: $(VENV)/.dev ## ext_proc/_pb is what proto/ generates
 yaml-check: $(VENV)/.dev ## The shipped Envoy YAML, by Envoy and by forebay check
 	@$(BIN)/forebay check envoy/forebay.yaml
 
+k8s-check: $(VENV)/.dev ## Render k8s/ and hold it against the Kubernetes schemas
+	@$(BIN)/python k8s/check.py
+
 # --- Test -----------------------------------------------------------------------------------------
 
 test: $(VENV)/.dev ## Every test against the source tree
@@ -109,14 +110,6 @@ test-wheel: $(VENV)/.dev ## Every test against the built wheel, in an environmen
 	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/test-wheel $(VENV) $(ARGS)
 
 # --- Keep -----------------------------------------------------------------------------------------
-
-$(TOOLS)/kustomize-$(KUSTOMIZE_VERSION):
-	@echo "building kustomize $(KUSTOMIZE_VERSION)"
-	@GOBIN=$(abspath $(TOOLS)) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE_VERSION)
-	@mv $(TOOLS)/kustomize $@
-
-k8s-check: $(VENV)/.dev $(TOOLS)/kustomize-$(KUSTOMIZE_VERSION) ## Render k8s/ and hold it against the schemas
-	@KUSTOMIZE=$(TOOLS)/kustomize-$(KUSTOMIZE_VERSION) PYTHON=$(BIN)/python k8s/check.sh
 
 pins: ## Write .ci/constraints.txt from a fresh environment
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
