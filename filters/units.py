@@ -66,6 +66,17 @@ class Size(int):
         return "0B"
 
 
+def _check_above_zero(value: Duration | Size) -> None:
+    if not value:
+        raise ValueError(f'expected more than nothing, got "{value}"')
+
+
+SomeTime: TypeAlias = Annotated[Duration, msgspec.Meta(extra={"check": _check_above_zero})]
+"""A setting that is a `Duration`, but none at all is refused when the settings are read."""
+SomeSize: TypeAlias = Annotated[Size, msgspec.Meta(extra={"check": _check_above_zero})]
+"""Likewise for a `Size`."""
+
+
 def decode(kind: type, value: Any) -> Any:
     """Decode a `Duration` or a `Size` for `msgspec`, as its `dec_hook`."""
     if kind is Duration or kind is Size:

@@ -1,0 +1,556 @@
+"""Read Forebay's settings, all of them or none, and follow the file when it changes.
+
+They are the `forebay` block under `node.metadata` of an Envoy bootstrap, or a file that has only
+that block. What is read becomes an immutable `Settings`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, NoReturn, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from ext_proc.settings_reader import (
+    INVALID,
+    Invalid,
+    Members,
+    Secret,
+    SettingsReader,
+    not_among,
+    unknown,
+)
+from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, found, read_yaml
+from filters import BUILT_IN
+from filters.api import Config, Filter, Quality
+from filters.errors import ConfigError
+from filters.units import Duration, PoolName, Size, SomeSize, SomeTime
+
+AnyFilter: TypeAlias = Filter[Any]
+FilterSettings: TypeAlias = tuple[type[AnyFilter], Config]
+
+LONGEST_SOCKET_PATH: Final = 107  # bytes; sun_path of unix(7) has 108 with the closing zero
+MOST_BASES: Final = 8  # a longer line of heirs is hard to follow, and more likely an accident
+POLL_S: Final = 1.0
+DEFAULT_POOL: Final = "full"
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # goes into headers, paths and labels
+_HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]*")  # RFC 9110, 5.1, as HTTP/2 writes it
+_REDIS_URL: Final = 'a URL such as "redis://host:6379/0"'
+_AT_RESTART: Final = ("server", "store", "tracing")
+
+
+class _Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the fixed parts of the `forebay` block."""
+
+
+def parse_listen(text: str) -> str | tuple[str, int]:
+    """Return the path in `unix:/path`, or host and port of `host:port`; raise `ValueError`."""
+    if not text.startswith("unix:"):
+        try:
+            return parse_host_port(text)
+        except ValueError:
+            raise ValueError(f'expected "unix:/path" or "host:port", got {found(text)}') from None
+    path = text.removeprefix("unix:")
+    if not path.startswith(("/", "@")):
+        raise ValueError(f'expected an absolute path after "unix:", got {found(path)}')
+    if (length := len(path.encode())) > LONGEST_SOCKET_PATH:
+        raise ValueError(f"expected a path of at most {LONGEST_SOCKET_PATH} bytes, got {length}")
+    return path
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Return host and port of `host:port` or `[address]:port`; raise `ValueError`."""
+    host, _, port = text.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if in_brackets else host
+    good_host = bool(bare) and (in_brackets or ":" not in host)
+    if good_host and port.isascii() and port.isdigit() and int(port) <= 65535:
+        return bare, int(port)
+    raise ValueError(f'expected "host:port", got {found(text)}')
+
+
+def _check_redis_url(text: str) -> None:
+    url = urlsplit(text)
+    if url.password:
+        raise ValueError("expected FOREBAY_REDIS_PASSWORD in the environment, got a password here")
+    server = {"redis": url.netloc, "rediss": url.netloc, "unix": url.path}.get(url.scheme)
+    if not server or not _has_good_port(text):
+        raise ValueError(f"expected {_REDIS_URL}, got {found(text)}")
+
+
+def _check_otlp_url(text: str) -> None:
+    url = urlsplit(text)
+    if text and (url.scheme not in ("http", "https") or not url.hostname):
+        raise ValueError(f'expected a URL such as "http://127.0.0.1:4317", got {found(text)}')
+    if not _has_good_port(text):
+        raise ValueError(f"expected a URL with a port from 1 to 65535, got {found(text)}")
+
+
+def _has_good_port(text: str) -> bool:
+    try:
+        return urlsplit(text).port != 0
+    except ValueError:
+        return False
+
+
+def _check_header(text: str) -> None:
+    if not _HEADER.fullmatch(text):
+        raise ValueError(f"expected a header's name in lower case, got {found(text)}")
+
+
+def _checked(check: Callable[[str], object]) -> msgspec.Meta:
+    return msgspec.Meta(extra={"check": check})
+
+
+class ServerSettings(_Block, frozen=True):
+    """Where the ext_proc server listens."""
+
+    listen: Annotated[str, _checked(parse_listen)] = "unix:/run/forebay/ext_proc.sock"
+    """`unix:/path` or `host:port`; the same as the address of Envoy's ext_proc cluster."""
+    admin: Annotated[str, _checked(parse_host_port)] = "127.0.0.1:9464"
+    """`host:port` of metrics and health."""
+    max_message: SomeSize = Size("64MiB")
+    """A greater message of Envoy's is refused: the bound for a body."""
+    drain: Duration = Duration("30s")
+    """How long running exchanges may take to end at a stop."""
+
+
+class MemorySettings(_Block, frozen=True):
+    """Answers are kept in this process."""
+
+    size: SomeSize = Size("64MiB")
+
+
+class RedisSettings(_Block, frozen=True):
+    """Answers are kept in Redis."""
+
+    url: Annotated[str, _checked(_check_redis_url)] = ""
+    """Without a password."""
+    timeout: SomeTime = Duration("5ms")
+    """What takes longer counts as a miss."""
+    password: Annotated[Secret, msgspec.Meta(extra={"variable": "FOREBAY_REDIS_PASSWORD"})] = (
+        Secret()
+    )
+
+
+StoreSettings: TypeAlias = MemorySettings | RedisSettings
+
+
+class TenantSettings(_Block, frozen=True):
+    """Whose request it is."""
+
+    header: Annotated[str, _checked(_check_header)] = ""
+    """A header only the mesh can set; empty: the credential itself tells tenants apart."""
+
+
+class TracingSettings(_Block, frozen=True):
+    """Where spans go."""
+
+    endpoint: Annotated[str, _checked(_check_otlp_url)] = ""
+    """URL of an OTLP gRPC receiver; empty: no spans."""
+
+
+class PoolSettings(_Block, frozen=True):
+    """A group of replicas."""
+
+    cluster: Annotated[str, msgspec.Meta(min_length=1)]
+    """Envoy's name for it."""
+    quality: Quality = Quality.FULL
+    """What its answers are worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """What a route may ask for."""
+
+    name: str
+    pool: str
+    """The pool that serves it unless a filter chooses another."""
+    filters: tuple[FilterSettings, ...]
+    """In the order in which a request passes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set: one immutable snapshot."""
+
+    server: ServerSettings
+    store: StoreSettings
+    tenant: TenantSettings
+    tracing: TracingSettings
+    pools: Mapping[str, PoolSettings]
+    profiles: Mapping[str, ProfileSettings]
+
+
+def load(
+    path: Path | str,
+    environ: Mapping[str, str],
+    built_in: Mapping[str, type[AnyFilter]] = BUILT_IN,
+) -> Settings:
+    """Read the settings of a file; raise `BadConfig` with everything that is wrong with them.
+
+    `environ` may hold FOREBAY_REDIS_URL (keeps answers there), FOREBAY_REDIS_PASSWORD and
+    OTEL_EXPORTER_OTLP_ENDPOINT; an empty value counts as none.
+    """
+    settings, problems = read_settings(read_yaml(path), environ, built_in)
+    if settings is None:
+        raise BadConfig(tuple(problems))
+    return settings
+
+
+def read_settings(
+    file: YamlFile,
+    environ: Mapping[str, str],
+    built_in: Mapping[str, type[AnyFilter]] = BUILT_IN,
+) -> tuple[Settings | None, list[Problem]]:
+    """Return the settings in a file and what is wrong with them; None if anything is."""
+    reader = SettingsReader(file)
+    settings: Settings | Invalid = INVALID
+    place = block_place(file)
+    if place is None:
+        reader.wrong((), "expected a `forebay` block under node.metadata, got none")
+    else:
+        for repeated, _ in file.repeated:
+            if repeated[: len(place)] == place:
+                reader.wrong(repeated, "expected each key once, got it twice")
+        settings = _BlockReader(reader, place, environ, built_in).read()
+    problems = sorted(reader.problems, key=lambda problem: problem.line or 0)
+    if problems or isinstance(settings, Invalid):
+        return None, problems
+    return settings, []
+
+
+def block_place(file: YamlFile) -> Place | None:
+    """Return where a file has its `forebay` block, or None if it has none."""
+    if "forebay" in file.value:
+        return ("forebay",)
+    value: Any = file.value
+    place: Place = ("node", "metadata", "forebay")
+    for step in place:
+        if not isinstance(value, dict) or step not in value:
+            return None
+        value = value[step]
+    return place
+
+
+# --- The block -----------------------------------------------------------------------------------
+
+
+class _StoreBlock(_Block, frozen=True):
+    """The `store` block: at most one of its keys."""
+
+    memory: MemorySettings | None = None
+    redis: RedisSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and self.redis is not None:
+            raise ValueError("expected one store, got memory and redis")
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A profile as it stands in the file."""
+
+    base: str | None
+    pool: str | None
+    filters: Mapping[str, tuple[Place, Members | None]]
+    """Filter name to where it is named and its settings, None for `false`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockReader:
+    reader: SettingsReader
+    place: Place
+    environ: Mapping[str, str]
+    built_in: Mapping[str, type[AnyFilter]]
+
+    def read(self) -> Settings | Invalid:
+        """Return the whole block's settings."""
+        block: Any = self.reader.file.value
+        for step in self.place:
+            block = block[step]
+        if not isinstance(block, dict):
+            return self.reader.wrong(self.place, f"expected a mapping, got {found(block)}")
+        keys = ("server", "store", "tenant", "tracing", "pools", "profiles")
+        for key in block:
+            if key not in keys:
+                self.reader.wrong((*self.place, key), unknown("key", key, keys))
+        server = self._part(ServerSettings, block, "server")
+        store = self._store(block)
+        tenant = self._part(TenantSettings, block, "tenant")
+        tracing = self._tracing(block)
+        pools = self._pools(block.get("pools", {DEFAULT_POOL: {"cluster": DEFAULT_POOL}}))
+        self.reader.pools = None if isinstance(pools, Invalid) else pools
+        profiles = self._profiles(block.get("profiles"))
+        if (
+            isinstance(server, Invalid)
+            or isinstance(store, Invalid)
+            or isinstance(tenant, Invalid)
+            or isinstance(tracing, Invalid)
+            or isinstance(pools, Invalid)
+            or isinstance(profiles, Invalid)
+        ):
+            return INVALID
+        return Settings(
+            server, store, tenant, tracing, MappingProxyType(pools), MappingProxyType(profiles)
+        )
+
+    def _part(self, kind: type[msgspec.Struct], block: dict[str, Any], key: str) -> Any:
+        return self.reader.read(kind, block.get(key, {}), (*self.place, key))
+
+    def _tracing(self, block: dict[str, Any]) -> TracingSettings | Invalid:
+        tracing: TracingSettings | Invalid = self._part(TracingSettings, block, "tracing")
+        endpoint = self.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+        if not endpoint or isinstance(tracing, Invalid):
+            return tracing
+        try:
+            _check_otlp_url(endpoint)
+        except ValueError as error:
+            return self._wrong_variable("OTEL_EXPORTER_OTLP_ENDPOINT", str(error))
+        return TracingSettings(endpoint=endpoint)
+
+    def _store(self, block: dict[str, Any]) -> StoreSettings | Invalid:
+        store = self._part(_StoreBlock, block, "store")
+        if isinstance(store, Invalid):
+            return store
+        assert isinstance(store, _StoreBlock)
+        password = self.environ.get("FOREBAY_REDIS_PASSWORD", "")
+        redis = store.redis or RedisSettings()
+        if url := self.environ.get("FOREBAY_REDIS_URL", ""):
+            bare, in_url = _take_password(url)
+            try:
+                _check_redis_url(bare)
+            except ValueError as error:
+                return self._wrong_variable("FOREBAY_REDIS_URL", str(error))
+            return RedisSettings(
+                url=bare, timeout=redis.timeout, password=Secret(password or in_url)
+            )
+        if store.redis is None:
+            return store.memory or MemorySettings()
+        if not redis.url:
+            place = (*self.place, "store", "redis", "url")
+            return self.reader.wrong(place, f"expected {_REDIS_URL}, got nothing")
+        return msgspec.structs.replace(redis, password=Secret(password))
+
+    def _wrong_variable(self, name: str, message: str) -> Invalid:
+        self.reader.note(Problem("environment", None, name, message))
+        return INVALID
+
+    def _pools(self, value: Any) -> dict[str, PoolSettings] | Invalid:
+        place = (*self.place, "pools")
+        pools = self.reader.read(dict[str, PoolSettings], value, place)
+        if not isinstance(value, dict):
+            return INVALID
+        self._check_names("pool", value, place)
+        if isinstance(pools, Invalid):
+            # Their names are still good to check others by; a null setting stands in.
+            return {name: PoolSettings(cluster=name) for name in value}
+        return dict(pools)
+
+    def _check_names(self, what: str, names: Mapping[str, Any], place: Place) -> None:
+        for name in names:
+            if not _NAME.fullmatch(name):
+                form = "letters, digits, dots, dashes and underscores, 63 at most"
+                self.reader.wrong(
+                    (*place, name), f"expected a {what}'s name of {form}, got {found(name)}"
+                )
+
+    # --- Profiles --------------------------------------------------------------------------------
+
+    def _profiles(self, value: Any) -> dict[str, ProfileSettings] | Invalid:
+        place = (*self.place, "profiles")
+        if not isinstance(value, dict) or not value:
+            message = (
+                f"expected at least one profile such as `raw: {{}}`, got {found(value or None)}"
+            )
+            return self.reader.wrong(place, message)
+        self._check_names("profile", value, place)
+        drafts = {name: self._draft(body, (*place, name)) for name, body in value.items()}
+        profiles: dict[str, ProfileSettings] = {}
+        for name in drafts:
+            line = self._line(name, drafts)
+            if line:
+                profiles[name] = self._build(name, line, (*place, name))
+        return profiles
+
+    def _draft(self, body: Any, place: Place) -> _Draft | None:
+        if not isinstance(body, dict):
+            self.reader.wrong(place, f"expected a mapping of filters, got {found(body)}")
+            return None
+        named: dict[str, str | None] = {"base": None, "pool": None}
+        filters: dict[str, tuple[Place, Members | None]] = {}
+        for key, value in body.items():
+            where = (*place, key)
+            if key in named:
+                text = self.reader.read(PoolName if key == "pool" else str, value, where)
+                named[key] = None if isinstance(text, Invalid) else text
+            elif key not in self.built_in:
+                self.reader.wrong(where, unknown("filter", key, [*self.built_in, *named]))
+            elif isinstance(value, dict):
+                members = {name: (below, (*where, name)) for name, below in value.items()}
+                filters[key] = (where, members)
+            elif value is False:
+                filters[key] = (where, None)
+            else:
+                message = f"expected a mapping such as {{}}, or false, got {found(value)}"
+                self.reader.wrong(where, message)
+        return _Draft(named["base"], named["pool"], filters)
+
+    def _line(self, name: str, drafts: Mapping[str, _Draft | None]) -> list[_Draft] | None:
+        """Return a profile and its bases, the most basic first; None if one cannot be had."""
+        place = (*self.place, "profiles", name, "base")
+        names = [name]
+        line: list[_Draft] = []
+        while True:
+            draft = drafts[names[-1]]
+            if draft is None:
+                return None
+            line.insert(0, draft)
+            if draft.base is None:
+                return line
+            if draft.base not in drafts:
+                if len(names) == 1:  # its heirs need not repeat it
+                    others = [other for other in drafts if other != name]
+                    self.reader.wrong(place, not_among("a profile", draft.base, others))
+                return None
+            if draft.base in names:
+                if draft.base == name and name == min(names, key=list(drafts).index):
+                    circle = " -> ".join([*names, name])
+                    self.reader.wrong(place, f"expected bases that end, got {circle}")
+                return None
+            if len(names) > MOST_BASES:
+                self.reader.wrong(place, f"expected at most {MOST_BASES} bases in a row, got more")
+                return None
+            names.append(draft.base)
+
+    def _build(self, name: str, line: list[_Draft], place: Place) -> ProfileSettings:
+        merged: dict[str, tuple[Place, Members]] = {}
+        for draft in line:
+            for key, (where, members) in draft.filters.items():
+                if members is None:
+                    merged.pop(key, None)
+                else:
+                    inherited = merged[key][1] if key in merged else {}
+                    merged[key] = (where, {**inherited, **members})
+        pool = next((draft.pool for draft in reversed(line) if draft.pool), None)
+        if pool is None:
+            pool = DEFAULT_POOL
+            if self.reader.pools is not None and pool not in self.reader.pools:
+                message = not_among("a pool", pool, self.reader.pools, " by default")
+                self.reader.wrong((*place, "pool"), message)
+        filters: list[FilterSettings] = []
+        for key, kind in self.built_in.items():
+            if key in merged:
+                where, members = merged[key]
+                settings = self.reader.struct(kind.config_type, members, where)
+                if not isinstance(settings, Invalid):
+                    filters.append((kind, settings))
+        return ProfileSettings(name, pool, tuple(filters))
+
+
+def _take_password(url: str) -> tuple[str, str]:
+    """Return a URL without its password, and that."""
+    scheme, slashes, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    login, at, host = authority.rpartition("@")
+    user, _, password = login.partition(":")
+    return f"{scheme}{slashes}{user}{at if user else ''}{host}{slash}{path}", unquote(password)
+
+
+# --- Following the file --------------------------------------------------------------------------
+
+
+class Log(Protocol):
+    """Where the watcher says what it did; a structlog logger is one."""
+
+    def info(self, event: str, **fields: object) -> object:
+        """Say that something went well."""
+
+    def warning(self, event: str, **fields: object) -> object:
+        """Say that somebody must do something."""
+
+
+class Watcher:
+    """Follows a settings file, so that a change needs no restart.
+
+    The file is looked at rather than listened to: Kubernetes swaps a ConfigMap by a symbolic link
+    two levels up, which no watch on the file itself would see.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        settings: Settings,
+        *,
+        environ: Mapping[str, str],
+        apply: Callable[[Settings], None],
+        count: Callable[[str], None],
+        log: Log,
+        sleep: Callable[[float], Awaitable[None]],
+        built_in: Mapping[str, type[AnyFilter]] = BUILT_IN,
+    ) -> None:
+        """Watch `path`, from which `settings` were read.
+
+        `apply` puts new settings in place and may refuse them by a `ConfigError`; `count` is told
+        "applied" or "refused" for every version that differs.
+        """
+        self.path: Final = Path(path)
+        self.settings = settings
+        """What is in place."""
+        self._environ: Final = environ
+        self._apply: Final = apply
+        self._count: Final = count
+        self._log: Final = log
+        self._sleep: Final = sleep
+        self._built_in: Final = built_in
+        # The file may have changed since it was read: the first look reads it in any case.
+        self._seen: tuple[int, int, int, int] | None = None
+
+    async def run(self) -> NoReturn:
+        """Look every second, for ever."""
+        while True:
+            await self._sleep(POLL_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Read the file if it is another than it was; return whether settings were applied."""
+        version = _version(self.path)
+        if version == self._seen:
+            return False
+        self._seen = version
+        try:
+            read = load(self.path, self._environ, self._built_in)
+            # What is only read at the start stays as it runs, so that no part of the process
+            # believes in another address or store than the rest.
+            running = {name: getattr(self.settings, name) for name in _AT_RESTART}
+            settings = replace(read, **running)
+            waiting = [name for name in _AT_RESTART if getattr(read, name) != running[name]]
+            if waiting:
+                self._log.warning("settings that need a restart", blocks=waiting)
+            if settings == self.settings:
+                return False
+            self._apply(settings)
+        except Exception as error:  # noqa: BLE001 - whatever breaks, the running settings stay
+            self._count("refused")
+            said = str(error) if isinstance(error, ConfigError) else type(error).__name__
+            self._log.warning("settings refused, the running ones stay", problems=said)
+            return False
+        self.settings = settings
+        self._count("applied")
+        self._log.info("settings applied", file=str(self.path))
+        return True
+
+
+def _version(path: Path) -> tuple[int, int, int, int] | None:
+    """Return what tells two versions of a file apart; None as long as it is not there."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
