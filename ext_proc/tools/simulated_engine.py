@@ -175,7 +175,8 @@ class Engine:
     @property
     def usage(self) -> float:
         """The share of KV blocks in use, 0 to 1."""
-        blocks = self.cache.held + self.decoded / self.capacity.block_tokens
+        # Each request has one block of its own that is not full yet.
+        blocks = self.cache.held + self.running + self.decoded // self.capacity.block_tokens
         return min(1.0, blocks / self.capacity.blocks)
 
     @asynccontextmanager
