@@ -39,7 +39,7 @@ class Phase(enum.Enum):
     RESPONSE_BODY = enum.auto()
     RESPONSE_DONE = enum.auto()
     REPEATED = enum.auto()
-    """Not a phase the exchange rests in: the message repeats one that was already seen."""
+    """Not a phase the exchange rests in: the message came before, or too late to matter."""
 
 
 _NEXT: Final[dict[tuple[Phase, Message], tuple[Phase, Phase]]] = {
@@ -50,6 +50,7 @@ _NEXT: Final[dict[tuple[Phase, Message], tuple[Phase, Phase]]] = {
     (Phase.REQUEST_DONE, Message.REQUEST_BODY): (Phase.REPEATED, Phase.REPEATED),
     (Phase.RESPONSE_HEAD, Message.REQUEST_BODY): (Phase.REPEATED, Phase.REPEATED),
     (Phase.RESPONSE_BODY, Message.REQUEST_BODY): (Phase.REPEATED, Phase.REPEATED),
+    (Phase.RESPONSE_DONE, Message.REQUEST_BODY): (Phase.REPEATED, Phase.REPEATED),
     (Phase.REQUEST_HEAD, Message.REQUEST_TRAILERS): (Phase.REQUEST_DONE, Phase.REQUEST_DONE),
     (Phase.REQUEST_BODY, Message.REQUEST_TRAILERS): (Phase.REQUEST_DONE, Phase.REQUEST_DONE),
     (Phase.REQUEST_HEAD, Message.RESPONSE_HEADERS): (Phase.RESPONSE_HEAD, Phase.RESPONSE_DONE),
