@@ -81,9 +81,9 @@ class AnthropicMessages:
     the greatest of each is the answer's.
     """
 
-    name: Final = "anthropic.messages"
-    provider: Final = "anthropic"
-    operation: Final = "chat"
+    name = "anthropic.messages"
+    provider = "anthropic"
+    operation = "chat"
 
     def read(self, document: Document, path: str) -> Prompt:
         """View a messages request; raise `NotJson` when it has no array of messages."""

@@ -1,4 +1,4 @@
-"""What the dialects share: a prompt over a JSON body, safe reading of odd shapes, stream rendering."""
+"""What the dialects share: a prompt over a JSON body, reading odd shapes, rendering streams."""
 
 from __future__ import annotations
 

@@ -136,9 +136,9 @@ class Gemini:
     finish. Of several candidates the first is read; an assembled reply holds all.
     """
 
-    name: Final = "gemini.generate"
-    provider: Final = "gcp.gemini"
-    operation: Final = "generate_content"
+    name = "gemini.generate"
+    provider = "gcp.gemini"
+    operation = "generate_content"
 
     def read(self, document: Document, path: str) -> Prompt:
         """View a request; raise `NotJson` when contents or configuration are no such thing."""
@@ -455,6 +455,8 @@ class _Candidate:
             self._close_text()
             self._parts.append(part)
             return True
+        if not part["text"] and self._parts:
+            return True  # streams often end in an empty text that no plain reply has
         if not self._texts or self._parts[-1].get("thought") != part.get("thought"):
             self._close_text()
             self._parts.append(part)

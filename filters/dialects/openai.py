@@ -1,0 +1,179 @@
+"""What OpenAI's endpoints, and the many servers that speak like them, have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from filters.api import Finish, Usage
+from filters.dialects.base import count, is_event_stream, mapping, sse, text
+from filters.document import Document, Json, Path, encode
+from filters.framing import Framer, SseFramer
+
+PROVIDER: Final = "openai"
+JSON: Final = "application/json"
+DONE: Final = b"[DONE]"
+DONE_EVENT: Final = b"data: [DONE]\n\n"
+
+# How to deliver, bill and place a request; none of it reaches the model.
+TRANSPORT: Final[tuple[Path, ...]] = (
+    ("stream",),
+    ("stream_options",),
+    ("prompt_cache_key",),
+    ("prompt_cache_retention",),
+)
+
+_FINISHES: Final = {
+    "stop": Finish.STOP,
+    "length": Finish.LENGTH,
+    "tool_calls": Finish.TOOL,
+    "function_call": Finish.TOOL,
+    "content_filter": Finish.FILTERED,
+}
+
+# OpenAI documents codes by status and shows these types; the rest is told by its hundred.
+_ERRORS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+_DEPLOYMENT: Final = re.compile(r"/deployments/([^/?]+)")
+
+
+def model(document: Document, path: str) -> str:
+    """Return the model asked for; Azure names it as a deployment in the path."""
+    named = document.root.get("model")
+    if isinstance(named, str):
+        return named
+    found = _DEPLOYMENT.search(path)
+    return found[1] if found else ""
+
+
+def framer(content_type: str) -> Framer | None:
+    """Return a framer for server-sent events, else None."""
+    return SseFramer() if is_event_stream(content_type) else None
+
+
+def finish(reason: Json) -> Finish | None:
+    """Read a choice's `finish_reason`."""
+    return _FINISHES.get(reason, Finish.OTHER) if isinstance(reason, str) else None
+
+
+def usage(value: Json) -> Usage | None:
+    """Read the `usage` of all endpoints but responses."""
+    if not isinstance(value, dict):
+        return None
+    return Usage(
+        input=count(value.get("prompt_tokens")),
+        output=count(value.get("completion_tokens")),
+        cached=count(mapping(value.get("prompt_tokens_details")).get("cached_tokens")),
+    )
+
+
+def wants_usage(root: dict[str, Json]) -> bool:
+    """Tell whether the client asked for a last chunk with the usage."""
+    return mapping(root.get("stream_options")).get("include_usage") is True
+
+
+def stream(chunks: Iterable[Json]) -> bytes:
+    """Render chunks and the `[DONE]` that ends them."""
+    return b"".join([*(sse(chunk) for chunk in chunks), DONE_EVENT])
+
+
+def error(status: int, message: str) -> bytes:
+    """Return OpenAI's error object."""
+    kind = _ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return encode({"error": {"message": message, "type": kind, "param": None, "code": None}})
+
+
+# --- Chunks put together -------------------------------------------------------------------------
+
+
+class Unfit(Exception):
+    """A stream holds what cannot be put in its place; half an answer must not pass for a whole."""
+
+
+class Strings:
+    """Strings that arrive in parts, by name; joined once, at a cost of their length."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {}
+
+    def add(self, name: str, part: str) -> None:
+        """Append a part."""
+        self._parts.setdefault(name, []).append(part)
+
+    def joined(self) -> dict[str, str]:
+        """Return every string whole."""
+        return {name: "".join(parts) for name, parts in self._parts.items()}
+
+
+class Envelope:
+    """What surrounds the choices of a stream: the members of its chunks, and the usage."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self) -> None:
+        self._members: dict[str, Json] = {}
+
+    def add(self, chunk: dict[str, Json]) -> None:
+        """Take a chunk's members; the first value stays, but for the usage, where the last counts.
+
+        Raise `Unfit` for an error.
+        """
+        if chunk.get("error"):
+            raise Unfit
+        members = self._members
+        for key, value in chunk.items():
+            if key in _PER_CHUNK or value is None:
+                continue
+            if key == "usage" or key not in members:
+                members[key] = value
+
+    def around(self, choices: list[Json], kind: str) -> dict[str, Json]:
+        """Return the plain reply; `kind` is its `object`."""
+        members = self._members.copy()
+        last = {"usage": members.pop("usage")} if "usage" in members else {}
+        return {**members, "object": kind, "choices": choices, **last}
+
+
+_PER_CHUNK: Final = frozenset(("choices", "object", "obfuscation"))
+
+
+def index_of(choice: dict[str, Json]) -> int:
+    """Return a choice's index; raise `Unfit` when it has none."""
+    index = choice.get("index")
+    if not isinstance(index, int):
+        raise Unfit
+    return index
+
+
+def add_logprobs(into: dict[str, Json], logprobs: Json) -> None:
+    """Append the lists of a chunk's `logprobs` to those before; raise `Unfit` for another shape."""
+    if logprobs is None:
+        into.setdefault("logprobs", None)
+        return
+    lists = into.get("logprobs") or {}
+    for key, value in mapping(logprobs).items():
+        if not isinstance(value, list | None):
+            raise Unfit
+        if value and lists.get(key):
+            lists[key].extend(value)
+        elif value or key not in lists:
+            lists[key] = value
+    into["logprobs"] = lists
+
+
+def chunk_envelope(reply: dict[str, Json], kind: str) -> dict[str, Json]:
+    """Return the members that every chunk of a replayed reply shares; `kind` is their `object`."""
+    shared = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
+    return {**shared, "object": kind}
+
+
+def name_of(value: Json) -> str:
+    """Return the `type` of a part or an item."""
+    return text(mapping(value).get("type"))

@@ -1,0 +1,188 @@
+"""Read and write OpenAI's older text completions: `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from filters.api import Delta, Parameter, Prompt, Reply, Role, Text, Turn
+from filters.dialects import openai
+from filters.dialects.base import (
+    EVENT_STREAM,
+    BodyPrompt,
+    Shape,
+    items,
+    mapping,
+    parse_or_none,
+    pieces,
+    text,
+)
+from filters.document import Document, Json, encode
+from filters.errors import NotJson
+from filters.framing import Event, Framer
+
+_KIND: Final = "text_completion"  # of plain replies and of chunks alike
+
+
+class OpenAICompletions:
+    """The dialect of text completions. Every prompt in the request is a user's turn of its own.
+
+    Prompts of token ids have no texts. Of several choices the first is read.
+    """
+
+    name = "openai.completions"
+    provider = openai.PROVIDER
+    operation = "text_completion"
+
+    def read(self, document: Document, path: str) -> Prompt:
+        """View a completion request; raise `NotJson` when it has no prompt."""
+        root = document.root
+        if not isinstance(root.get("prompt"), str | list):
+            raise NotJson("expected a string or an array in prompt")
+        return BodyPrompt(
+            document,
+            _SHAPE,
+            model=openai.model(document, path),
+            stream=root.get("stream") is True,
+        )
+
+    def read_reply(self, reply: Json) -> Reply:
+        """Read a completion; it is unfinished while any of its choices is."""
+        completion = mapping(reply)
+        choices = [mapping(choice) for choice in items(completion.get("choices"))]
+        finishes = [openai.finish(choice.get("finish_reason")) for choice in choices]
+        return Reply(
+            text=text(choices[0].get("text")) if choices else "",
+            finish=finishes[0] if finishes and None not in finishes else None,
+            usage=openai.usage(completion.get("usage")),
+            model=text(completion.get("model")),
+        )
+
+    def framer(self, content_type: str, prompt: Prompt) -> Framer | None:
+        """Return a framer for server-sent events, else None."""
+        return openai.framer(content_type)
+
+    def read_event(self, event: Event) -> Delta:
+        """Read one chunk; `[DONE]` ends the stream."""
+        delta = Delta(event.raw)
+        if not event.data:
+            return delta
+        if event.data == openai.DONE:
+            delta.done = True
+            return delta
+        chunk = mapping(parse_or_none(event.data))
+        delta.usage = openai.usage(chunk.get("usage"))
+        for choice in map(mapping, items(chunk.get("choices"))):
+            if choice.get("index", 0) == 0:
+                delta.text += text(choice.get("text"))
+                delta.finish = openai.finish(choice.get("finish_reason"))
+        return delta
+
+    def assemble(self, events: Sequence[Event]) -> bytes | None:
+        """Return the completion a stream stands for; None unless `[DONE]` came and all finished."""
+        envelope = openai.Envelope()
+        choices: dict[int, _Choice] = {}
+        done = False
+        try:
+            for event in events:
+                if event.data == openai.DONE:
+                    done = True
+                elif event.data:
+                    _gather(parse_or_none(event.data), envelope, choices)
+            whole = [choices[index].whole(index) for index in range(len(choices))]
+        except (openai.Unfit, KeyError):
+            return None
+        return encode(envelope.around(whole, _KIND)) if done and whole else None
+
+    def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
+        """Return the completion as an event stream, or as it is when no stream was asked for."""
+        if not prompt.stream:
+            return openai.JSON, encode(reply)
+        with_usage = openai.wants_usage(prompt.document.root)
+        return EVENT_STREAM, openai.stream(_chunks(mapping(reply), with_usage))
+
+    def error(self, status: int, text: str) -> bytes:
+        """Return OpenAI's error object."""
+        return openai.error(status, text)
+
+
+def _turns(document: Document) -> list[Turn]:
+    prompt = document.root.get("prompt")
+    if isinstance(prompt, str):
+        return [Turn(Role.USER, (Text(document, ("prompt",), Role.USER),), ("prompt",))]
+    return [
+        Turn(Role.USER, (Text(document, ("prompt", index), Role.USER),), ("prompt", index))
+        for index, one in enumerate(items(prompt))
+        if isinstance(one, str)
+    ]
+
+
+_SHAPE: Final = Shape(
+    turns=_turns,
+    parameters={
+        Parameter.TEMPERATURE: (("temperature",),),
+        Parameter.TOP_P: (("top_p",),),
+        Parameter.MAX_TOKENS: (("max_tokens",),),
+        Parameter.SEED: (("seed",),),
+        Parameter.CHOICES: (("n",),),
+        Parameter.STOP: (("stop",),),
+    },
+    transport=openai.TRANSPORT,
+    tools=(),
+)
+
+
+def _gather(chunk: Json, envelope: openai.Envelope, choices: dict[int, _Choice]) -> None:
+    """Take one chunk; raise `Unfit` for what has no place."""
+    if not isinstance(chunk, dict):
+        raise openai.Unfit
+    envelope.add(chunk)
+    for choice in map(mapping, items(chunk.get("choices"))):
+        index = openai.index_of(choice)
+        if index not in choices:
+            choices[index] = _Choice()
+        choices[index].add(choice)
+
+
+class _Choice:
+    """One choice of a streamed completion, put together piece by piece."""
+
+    __slots__ = ("_members", "_parts")
+
+    def __init__(self) -> None:
+        self._members: dict[str, Json] = {}
+        self._parts: list[str] = []
+
+    def add(self, choice: dict[str, Json]) -> None:
+        """Take a choice of a chunk; raise `Unfit` for what has no place."""
+        for key, value in choice.items():
+            if key == "text":
+                self._parts.append(text(value))
+            elif key == "logprobs":
+                openai.add_logprobs(self._members, value)
+            elif key != "index" and value is not None:
+                self._members[key] = value
+
+    def whole(self, index: int) -> dict[str, Json]:
+        """Return the choice as a plain reply has it; raise `Unfit` when it has not finished."""
+        if openai.finish(self._members.get("finish_reason")) is None:
+            raise openai.Unfit
+        return {"index": index, "text": "".join(self._parts), **self._members}
+
+
+def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str, Json]]:
+    """Yield the chunks that stream a whole completion."""
+    shared = openai.chunk_envelope(completion, _KIND)
+    if with_usage:
+        shared["usage"] = None
+    for position, choice in enumerate(map(mapping, items(completion.get("choices")))):
+        index = choice.get("index", position)
+        for piece in pieces(text(choice.get("text"))):
+            part = {"index": index, "text": piece, "logprobs": None, "finish_reason": None}
+            yield {**shared, "choices": [part]}
+        yield {**shared, "choices": [{**choice, "index": index, "text": ""}]}
+    if with_usage and (usage := completion.get("usage")) is not None:
+        yield {**shared, "choices": [], "usage": usage}
+
+
+OPENAI_COMPLETIONS: Final = OpenAICompletions()
