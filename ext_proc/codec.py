@@ -151,11 +151,12 @@ def decode(data: bytes) -> Event:
 def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
     """Return names and values; repeated ones joined by a comma, as RFC 9110, 5.2 allows.
 
-    Bytes that are not UTF-8 become replacement characters: such a value is only ever compared.
+    Each byte becomes one character (ISO 8859-1), so that values that differ, such as two
+    credentials, still do.
     """
     found: dict[str, str] = {}
     for header in headers.headers:
-        value = header.raw_value.decode("utf-8", "replace") or header.value
+        value = header.raw_value.decode("latin-1") or header.value
         key = header.key
         found[key] = f"{found[key]}, {value}" if key in found else value
     return found
@@ -192,7 +193,8 @@ def encode(command: Command) -> bytes:
             streamed.end_of_stream = last
         case Extend(seconds):
             response = pb.ProcessingResponse()
-            response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
+            # Envoy takes no less than a millisecond.
+            response.override_message_timeout.FromMilliseconds(max(1, round(seconds * 1000)))
         case _:
             assert_never(command)
     return response.SerializeToString()

@@ -1,0 +1,392 @@
+"""Messages in and out, held against Envoy's full API: what is read there and what is written."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from envoy_data_plane.envoy.config.core.v3 import (
+    HeaderMap,
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
+)
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
+from envoy_data_plane.envoy.service.ext_proc import v3 as api
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
+from envoy_data_plane.google.protobuf import Struct, Value
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.codec import (
+    Body,
+    Command,
+    Event,
+    Extend,
+    Forward,
+    Headers,
+    Mode,
+    Pass,
+    Replace,
+    Respond,
+    Stream,
+    Trailers,
+    decode,
+    encode,
+)
+from ext_proc.conversation import Message
+from filters.errors import ConversationError
+
+
+def header_map(*pairs: tuple[str, bytes]) -> HeaderMap:
+    return HeaderMap(headers=[HeaderValue(key=key, raw_value=value) for key, value in pairs])
+
+
+def read_headers(*pairs: tuple[str, bytes]) -> dict[str, str]:
+    """Send request headers and return how they are read."""
+    request = api.ProcessingRequest(request_headers=api.HttpHeaders(headers=header_map(*pairs)))
+    event = decode(bytes(request))
+    assert isinstance(event, Headers)
+    return dict(event.headers)
+
+
+# --- Events --------------------------------------------------------------------------------------
+
+POST: Final = ((":method", b"POST"), (":path", b"/v1/chat/completions"))
+POST_READ: Final = {":method": "POST", ":path": "/v1/chat/completions"}
+
+EVENTS: Final[Sequence[tuple[api.ProcessingRequest, Event]]] = [
+    (
+        api.ProcessingRequest(request_headers=api.HttpHeaders(headers=header_map(*POST))),
+        Headers(Message.REQUEST_HEADERS, POST_READ, last=False),
+    ),
+    (
+        api.ProcessingRequest(request_headers=api.HttpHeaders(end_of_stream=True)),
+        Headers(Message.REQUEST_HEADERS, {}, last=True),
+    ),
+    (
+        api.ProcessingRequest(
+            response_headers=api.HttpHeaders(headers=header_map((":status", b"200")))
+        ),
+        Headers(Message.RESPONSE_HEADERS, {":status": "200"}, last=False),
+    ),
+    (
+        api.ProcessingRequest(request_body=api.HttpBody(body=b"\x00\xff", end_of_stream=True)),
+        Body(Message.REQUEST_BODY, b"\x00\xff", last=True),
+    ),
+    (
+        api.ProcessingRequest(request_body=api.HttpBody()),
+        Body(Message.REQUEST_BODY, b"", last=False),
+    ),
+    (
+        api.ProcessingRequest(response_body=api.HttpBody(body=b"data: 1\n\n")),
+        Body(Message.RESPONSE_BODY, b"data: 1\n\n", last=False),
+    ),
+    (
+        api.ProcessingRequest(request_trailers=api.HttpTrailers()),
+        Trailers(Message.REQUEST_TRAILERS),
+    ),
+    (
+        api.ProcessingRequest(
+            response_trailers=api.HttpTrailers(trailers=header_map(("grpc-status", b"0")))
+        ),
+        Trailers(Message.RESPONSE_TRAILERS),
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "event"), EVENTS, ids=lambda part: type(part).__name__)
+def test_each_kind_of_message_is_one_event(request_: api.ProcessingRequest, event: Event) -> None:
+    """What Envoy's own classes write is read as the event it is."""
+    assert event == decode(bytes(request_))
+
+
+def test_every_message_of_the_conversation_can_be_read() -> None:
+    """No message of the table is missing above."""
+    assert set(Message) == {event.message for _, event in EVENTS}
+
+
+def test_trailers_are_always_the_last_of_their_direction() -> None:
+    """Trailers carry no end_of_stream: they are one."""
+    event = decode(bytes(api.ProcessingRequest(request_trailers=api.HttpTrailers())))
+    assert event.last is True
+
+
+def test_repeated_headers_are_joined_in_their_order() -> None:
+    """RFC 9110, 5.2: field lines of one name combine with a comma, in order."""
+    found = read_headers(("accept", b"a"), ("x", b"1"), ("accept", b"b, c"), ("accept", b""))
+    assert {"accept": "a, b, c, ", "x": "1"} == found
+
+
+def test_a_value_that_came_as_text_is_read() -> None:
+    """An Envoy that does not send raw values fills `value`."""
+    headers = HeaderMap(headers=[HeaderValue(key="x", value="text")])
+    request = api.ProcessingRequest(request_headers=api.HttpHeaders(headers=headers))
+    assert Headers(Message.REQUEST_HEADERS, {"x": "text"}, last=False) == decode(bytes(request))
+
+
+def test_an_empty_value_is_an_empty_text() -> None:
+    """A header without a value is there all the same."""
+    assert {"x": ""} == read_headers(("x", b""))
+
+
+def test_values_that_differ_in_bytes_that_are_no_text_still_differ() -> None:
+    """Two credentials never become one, whatever bytes a client puts there."""
+    assert read_headers(("x-api-key", b"\xff")) != read_headers(("x-api-key", b"\xfe"))
+
+
+@given(st.binary(), st.binary())
+def test_no_two_header_values_read_alike(one: bytes, other: bytes) -> None:
+    """Reading loses nothing: every byte is one character."""
+    first, second = read_headers(("x", one)), read_headers(("x", other))
+    assert (one == other) == (first == second)
+    assert len(one) == len(first["x"])
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b"\x12", b"\x0a\xff\xff", b"<html>", b"\x80" * 20])
+def test_bytes_that_are_no_message_are_refused(garbage: bytes) -> None:
+    """Garbage is the peer's mistake, not a crash of ours."""
+    with pytest.raises(ConversationError) as raised:
+        decode(garbage)
+    assert "not a ProcessingRequest" == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [b"", bytes(api.ProcessingRequest(observability_mode=True)), b"\xfa\x01\x00"],
+    ids=["empty", "no part", "unknown field"],
+)
+def test_a_message_that_says_nothing_is_refused(silent: bytes) -> None:
+    """A request without any of the six parts, unknown ones included, cannot be answered."""
+    with pytest.raises(ConversationError) as raised:
+        decode(silent)
+    assert "a ProcessingRequest that says nothing" == str(raised.value)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_an_event_or_refused(data: bytes) -> None:
+    """No bytes raise anything but a `ConversationError`."""
+    try:
+        event = decode(data)
+    except ConversationError:
+        return
+    assert isinstance(event, Headers | Body | Trailers)
+
+
+# --- Commands ------------------------------------------------------------------------------------
+
+
+def mutation(
+    headers: Sequence[tuple[str, bytes]], removed: Sequence[str] = ()
+) -> api.HeaderMutation:
+    overwrite = HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+    return api.HeaderMutation(
+        set_headers=[
+            HeaderValueOption(header=HeaderValue(key=key, raw_value=value), append_action=overwrite)
+            for key, value in headers
+        ],
+        remove_headers=list(removed),
+    )
+
+
+def metadata(**values: str) -> Struct:
+    texts = {key: Value(string_value=value) for key, value in values.items()}
+    return Struct(fields={"forebay": Value(struct_value=Struct(fields=texts))})
+
+
+def reply_mode(
+    body: ProcessingModeBodySendMode, *, trailers: bool = False
+) -> api.ProcessingResponse:
+    send = ProcessingModeHeaderSendMode.SEND if trailers else ProcessingModeHeaderSendMode.DEFAULT
+    return api.ProcessingResponse(
+        response_headers=api.HeadersResponse(),
+        mode_override=ProcessingMode(response_body_mode=body, response_trailer_mode=send),
+    )
+
+
+BODY: Final = ProcessingModeBodySendMode
+
+COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
+    "pass request headers": (
+        Pass(Message.REQUEST_HEADERS),
+        api.ProcessingResponse(request_headers=api.HeadersResponse()),
+    ),
+    "pass request body": (
+        Pass(Message.REQUEST_BODY),
+        api.ProcessingResponse(request_body=api.BodyResponse()),
+    ),
+    "pass request trailers": (
+        Pass(Message.REQUEST_TRAILERS),
+        api.ProcessingResponse(request_trailers=api.TrailersResponse()),
+    ),
+    "pass response headers": (
+        Pass(Message.RESPONSE_HEADERS),
+        api.ProcessingResponse(response_headers=api.HeadersResponse()),
+    ),
+    "pass response body": (
+        Pass(Message.RESPONSE_BODY),
+        api.ProcessingResponse(response_body=api.BodyResponse()),
+    ),
+    "pass response trailers": (
+        Pass(Message.RESPONSE_TRAILERS),
+        api.ProcessingResponse(response_trailers=api.TrailersResponse()),
+    ),
+    "pass with metadata": (
+        Pass(Message.REQUEST_HEADERS, {"x-forebay-profile": "faq", "model": "é\x00"}),
+        api.ProcessingResponse(
+            request_headers=api.HeadersResponse(),
+            dynamic_metadata=metadata(**{"x-forebay-profile": "faq", "model": "é\x00"}),
+        ),
+    ),
+    "pass with no metadata in it": (
+        Pass(Message.REQUEST_HEADERS, {}),
+        api.ProcessingResponse(request_headers=api.HeadersResponse()),
+    ),
+    "no body": (
+        Pass(Message.RESPONSE_HEADERS, response_body=Mode.NONE),
+        reply_mode(BODY.NONE),
+    ),
+    "whole body": (
+        Pass(Message.RESPONSE_HEADERS, response_body=Mode.BUFFERED),
+        reply_mode(BODY.BUFFERED),
+    ),
+    "chunks": (
+        Pass(Message.RESPONSE_HEADERS, response_body=Mode.STREAMED),
+        reply_mode(BODY.STREAMED),
+    ),
+    "full duplex": (
+        Pass(Message.RESPONSE_HEADERS, response_body=Mode.FULL_DUPLEX),
+        reply_mode(BODY.FULL_DUPLEX_STREAMED, trailers=True),
+    ),
+    "forward untouched": (
+        Forward({}),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(header_mutation=api.HeaderMutation())
+            )
+        ),
+    ),
+    "forward changed": (
+        Forward(
+            {"x-cache": "MISS", "content-length": "2"},
+            remove_headers=("accept-encoding",),
+            body=b"{}",
+            metadata={"pool": "full"},
+            choose_route_again=True,
+        ),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(
+                    header_mutation=mutation(
+                        [("x-cache", b"MISS"), ("content-length", b"2")], ["accept-encoding"]
+                    ),
+                    body_mutation=api.BodyMutation(body=b"{}"),
+                    clear_route_cache=True,
+                )
+            ),
+            dynamic_metadata=metadata(pool="full"),
+        ),
+    ),
+    "forward an empty body": (
+        Forward({}, body=b""),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(
+                    header_mutation=api.HeaderMutation(), body_mutation=api.BodyMutation(body=b"")
+                )
+            )
+        ),
+    ),
+    "replace": (
+        Replace(b"other"),
+        api.ProcessingResponse(
+            response_body=api.BodyResponse(
+                response=api.CommonResponse(body_mutation=api.BodyMutation(body=b"other"))
+            )
+        ),
+    ),
+    "replace by nothing": (
+        Replace(b""),
+        api.ProcessingResponse(
+            response_body=api.BodyResponse(
+                response=api.CommonResponse(body_mutation=api.BodyMutation(clear_body=True))
+            )
+        ),
+    ),
+    "stream": (
+        Stream(b"data: 1\n\n", last=False),
+        api.ProcessingResponse(
+            response_body=api.BodyResponse(
+                response=api.CommonResponse(
+                    body_mutation=api.BodyMutation(
+                        streamed_response=api.StreamedBodyResponse(body=b"data: 1\n\n")
+                    )
+                )
+            )
+        ),
+    ),
+    "stream the end": (
+        Stream(b"", last=True),
+        api.ProcessingResponse(
+            response_body=api.BodyResponse(
+                response=api.CommonResponse(
+                    body_mutation=api.BodyMutation(
+                        streamed_response=api.StreamedBodyResponse(end_of_stream=True)
+                    )
+                )
+            )
+        ),
+    ),
+    "respond": (
+        Respond(429, {"content-type": "application/json", "x": "é"}, b"{}", "forebay_429"),
+        api.ProcessingResponse(
+            immediate_response=api.ImmediateResponse(
+                status=HttpStatus(code=StatusCode(429)),
+                headers=mutation([("content-type", b"application/json"), ("x", b"\xc3\xa9")]),
+                body=b"{}",
+                details="forebay_429",
+            )
+        ),
+    ),
+    "extend": (
+        Extend(1.5),
+        api.ProcessingResponse(override_message_timeout=datetime.timedelta(seconds=1.5)),
+    ),
+    "extend by less than a second": (
+        Extend(0.0005),
+        api.ProcessingResponse(override_message_timeout=datetime.timedelta(milliseconds=1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_envoy_reads_a_command_as_it_is_meant(name: str) -> None:
+    """Envoy's own classes find in it exactly what was said, and nothing else."""
+    command, response = COMMANDS[name]
+    assert response == api.ProcessingResponse.parse(encode(command))
+
+
+def test_every_command_is_written() -> None:
+    """No command is missing above."""
+    commands = {Pass, Forward, Replace, Stream, Respond, Extend}
+    assert commands == {type(command) for command, _ in COMMANDS.values()}
+
+
+def test_a_reply_to_a_message_answers_that_message() -> None:
+    """Envoy ends a stream that answers a message it did not send."""
+    for message in Message:
+        response = api.ProcessingResponse.parse(encode(Pass(message, {"a": "b"})))
+        assert getattr(response, message.name.lower()) is not None
+
+
+def test_no_body_is_asked_for_by_an_override_that_is_there() -> None:
+    """An override whose every member is the default still travels: it resets the route's mode."""
+    wire = encode(Pass(Message.RESPONSE_HEADERS, response_body=Mode.NONE))
+    assert api.ProcessingResponse.parse(wire).mode_override is not None
+    assert wire != encode(Pass(Message.RESPONSE_HEADERS))
