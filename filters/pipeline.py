@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from filters.api import Answer, Config, Delta, Exchange, Filter, Outcome, Ports
@@ -53,12 +53,14 @@ class Pipeline:
 class Run:
     """One exchange's way through a pipeline: its filter instances and what became of them."""
 
-    __slots__ = ("_pipeline", "_reached", "_watchers", "timings")
+    __slots__ = ("_failed", "_pipeline", "_reached", "_watchers", "timings")
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._reached: list[tuple[Stage, AnyFilter]] = []
-        self._watchers: list[AnyFilter] | None = None
+        self._failed: list[AnyFilter] = []
+        """They see nothing more but the end: what they know of the exchange may be half of it."""
+        self._watchers: list[tuple[Stage, AnyFilter]] | None = None
         self.timings: list[tuple[str, int]] = []
         """Stage name and nanoseconds it took, waits included, in the order they ran."""
 
@@ -71,6 +73,7 @@ class Run:
         for stage in self._pipeline.stages:
             kind = stage.filter_type
             before = _Before(exchange)
+            instance: AnyFilter | None = None
             verdict: Any = None
             try:
                 instance = kind(stage.config, stage.prepared, ports)
@@ -82,6 +85,8 @@ class Run:
             except Exception as error:  # noqa: BLE001 - fail-open: no filter may harm a request
                 before.restore(exchange)
                 note_failure(exchange, kind.name, error)
+                if instance is not None:
+                    self._failed.append(instance)
             ended = monotonic_ns()
             self.timings.append((kind.name, ended - started))
             started = ended
@@ -93,32 +98,46 @@ class Run:
     async def response(self, exchange: Exchange) -> None:
         """Let the filters that listen see the reply's head."""
         for stage, instance in reversed(self._reached):
-            if stage.on_response:
+            if stage.on_response and instance not in self._failed:
                 try:
                     await instance.on_response(exchange)
                 except Exception as error:  # noqa: BLE001 - fail-open: no filter may harm a reply
+                    self._failed.append(instance)
                     note_failure(exchange, instance.name, error)
 
     def delta(self, exchange: Exchange, delta: Delta) -> Sequence[Delta]:
         """Pass one piece of the reply through the filters; return what the client receives."""
         if self._watchers is None:
-            self._watchers = [i for stage, i in reversed(self._reached) if stage.on_delta]
+            self._watchers = [
+                (stage, instance)
+                for stage, instance in reversed(self._reached)
+                if stage.on_delta and instance not in self._failed
+            ]
         deltas: Sequence[Delta] = (delta,)
-        for instance in tuple(self._watchers):
+        for watcher in tuple(self._watchers):
+            stage, instance = watcher
+            # A filter that edits works on copies: what it did before it failed is undone.
+            given = [replace(one) for one in deltas] if stage.filter_type.edits_stream else deltas
             try:
-                deltas = [out for one in deltas for out in instance.on_delta(exchange, one)]
+                deltas = [out for one in given for out in instance.on_delta(exchange, one)]
             except Exception as error:  # noqa: BLE001 - fail-open: it sees no further deltas
-                self._watchers.remove(instance)
+                self._watchers.remove(watcher)
+                self._failed.append(instance)
                 note_failure(exchange, instance.name, error)
         return deltas
 
     async def finish(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Let every filter that saw the request let go of what it holds."""
-        reached, self._reached = self._reached, []
-        for stage, instance in reversed(reached):
+        """Let every filter that saw the request let go of what it holds.
+
+        To one that failed the outcome is `FAILED`. A call that is cancelled may be made again: it
+        goes on with the filters that are left.
+        """
+        while self._reached:
+            stage, instance = self._reached.pop()
             if stage.on_finish:
+                own = Outcome.FAILED if instance in self._failed else outcome
                 try:
-                    await instance.on_finish(exchange, outcome)
+                    await instance.on_finish(exchange, own)
                 except Exception as error:  # noqa: BLE001 - the other filters must still let go
                     note_failure(exchange, instance.name, error)
 
