@@ -211,6 +211,15 @@ def not_among(what: str, name: str, known: Iterable[str], how: str = "") -> str:
     return f"{message}; there is {_listed(known)}"
 
 
+def pools_in(config: msgspec.Struct) -> list[str]:
+    """Return the pools that settings name."""
+    return [
+        getattr(config, field.name)
+        for field in _fields(type(config)).values()
+        if _kind(field.type)[1].get("names") == "pool"
+    ]
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 

@@ -56,7 +56,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return ": ".join(part for part in (where, self.path, self.message) if part)
+        level = "warning" if self.warning else ""
+        return ": ".join(part for part in (where, self.path, level, self.message) if part)
 
 
 class BadConfig(ConfigError):

@@ -1,0 +1,562 @@
+"""What an Envoy bootstrap must look like for the profiles in it to work.
+
+Each rule yields the problems it finds; Envoy's behaviour behind a rule was measured on 1.40.0.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ExternalProcessorRouteCacheAction as RouteCacheAction,
+)
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ProcessingModeBodySendMode as BodyMode,
+)
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ProcessingModeHeaderSendMode as HeaderMode,
+)
+
+from ext_proc.config import ProfileSettings, Settings, parse_host_port, parse_listen
+from ext_proc.settings_reader import not_among, pools_in
+from ext_proc.tools.bootstrap import Bootstrap, Gateway, Part, Route
+from ext_proc.yaml_file import Problem, found
+from filters.api import Filter
+from filters.units import Duration, Size
+
+LEAST_REQUESTS: Final = 10_000  # with the default, 1,024, 1,500 slow replies gave 476 errors
+LEAST_BODY: Final = Size("8MiB")  # images travel inside the JSON
+DEFAULT_BODY: Final = Size("1MiB")  # Envoy's
+LEAST_TIMEOUT: Final = Duration("50ms")  # less than a busy moment of the server
+MOST_TIMEOUT: Final = Duration("10s")  # what a stuck server then costs each request
+
+# Headers that Forebay sets and Envoy acts on or shows: a client may not.
+INTERNAL_HEADERS: Final = (
+    "x-forebay-cluster",
+    "x-forebay-profile",
+    "x-forebay-intent",
+    "x-forebay-shards",
+    "x-forebay-review",
+    "x-model-quality",
+    "x-cache",
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-subset",
+)
+TOLD_HEADERS: Final = (
+    "x-cache",
+    "cache-status",
+    "age",
+    "x-model-quality",
+    "x-forebay-profile",
+    "server-timing",
+)
+CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key", "cookie")
+_HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_WITH_QUERY: Final = re.compile(r"%PATH(?:\((?!NQ)[^)]*\))?(?::\d+)?%")
+_OPERATOR: Final = re.compile(r"%(?:REQ|REQUEST_HEADER)\(([^)]*)\)(?::\d+)?%")
+_NO_QUERY: Final = "expected the path as %PATH(NQ)%, for a query may hold keys"
+
+Rule = Callable[[Bootstrap, Settings], Iterator[Problem]]
+
+
+def find_problems(bootstrap: Bootstrap, settings: Settings) -> list[Problem]:
+    """Return what every rule finds, each problem once."""
+    found_once: dict[Problem, None] = {}
+    for rule in RULES:
+        found_once.update(dict.fromkeys(rule(bootstrap, settings)))
+    return list(found_once)
+
+
+def count_routes(bootstrap: Bootstrap) -> int:
+    """Return how many routes were looked at."""
+    return sum(len(gateway.routes) for gateway in bootstrap.gateways)
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+def _pools_have_clusters(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for name, pool in settings.pools.items():
+        if pool.cluster not in seen.clusters:
+            place = _block(seen).get("pools", name, "cluster")
+            message = not_among("a cluster", pool.cluster, seen.clusters)
+            yield place.problem(f"forebay.pools.{name}.cluster", message)
+
+
+def _profiles_have_routes(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    named = {route.profile for gateway in seen.gateways for route in gateway.routes}
+    if not seen.gateways:
+        return
+    for name in settings.profiles:
+        if name not in named:
+            place = _block(seen).get("profiles", name)
+            message = "expected a route that names it, got none"
+            yield place.problem(f"forebay.profiles.{name}", message, warning=True)
+
+
+def _routes_have_profiles(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for gateway in seen.gateways:
+        for route in gateway.routes:
+            if route.profile and route.profile not in settings.profiles:
+                message = not_among("a profile", route.profile, settings.profiles)
+                yield route.part.problem(f"{route.path}.x-forebay-profile", message)
+
+
+# --- The way to Forebay --------------------------------------------------------------------------
+
+
+def _envoy_calls_forebay(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    if not seen.gateways:
+        if not seen.problems:
+            place = seen.root.get("static_resources", "listeners")
+            message = "expected an ext_proc filter that calls Forebay, got none"
+            yield place.problem("static_resources.listeners", message)
+        return
+    for gateway in seen.gateways:
+        service = gateway.filter.get("grpc_service")
+        path = f"{gateway.name}.ext_proc.grpc_service"
+        if gateway.cluster not in seen.clusters:
+            message = not_among("a cluster", gateway.cluster, seen.clusters)
+            yield service.problem(path, message)
+        if (timeout := service.get("timeout")) and gateway.message.grpc_service:
+            message = "expected none, for it would end an exchange whose reply still runs"
+            yield timeout.problem(f"{path}.timeout", f"{message}, got {found(timeout.value)}")
+    for name in {gateway.cluster: None for gateway in seen.gateways}:
+        if name in seen.clusters:
+            yield from _good_cluster(seen, settings, name)
+
+
+def _good_cluster(seen: Bootstrap, settings: Settings, name: str) -> Iterator[Problem]:
+    cluster = seen.clusters[name]
+    path = f"clusters.{name}"
+    listen = parse_listen(settings.server.listen)
+    if not any(_same_address(listen, address) for address in cluster.addresses()):
+        got = ", ".join(f'"{_written(address)}"' for address in cluster.addresses()) or "none"
+        message = (
+            f'expected the address in forebay.server.listen, "{settings.server.listen}", got {got}'
+        )
+        yield cluster.part.get("load_assignment").problem(f"{path}.load_assignment", message)
+    options = cluster.part.get("typed_extension_protocol_options").get(_HTTP_OPTIONS)
+    plain = options.get("explicit_http_config", "http2_protocol_options")
+    if not plain and not cluster.part.get("http2_protocol_options"):
+        message = "expected http2_protocol_options, which gRPC needs, got none"
+        yield options.problem(f"{path}.typed_extension_protocol_options", message)
+    thresholds = list(cluster.part.get("circuit_breakers", "thresholds"))
+    default = [part for part in thresholds if part.get("priority").value in (None, "DEFAULT", 0)]
+    breakers = default[0] if default else cluster.part.get("circuit_breakers")
+    for limit in ("max_requests", "max_pending_requests"):
+        value = breakers.get(limit).value
+        if not isinstance(value, int) or value < LEAST_REQUESTS:
+            got = "nothing (1024 by default)" if value is None else found(value)
+            message = f"expected at least {LEAST_REQUESTS}, got {got}"
+            yield breakers.get(limit).problem(f"{path}.circuit_breakers.{limit}", message)
+
+
+def _admin_agrees(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    cluster = seen.clusters.get("forebay_admin")
+    if cluster is None:
+        return
+    admin = parse_host_port(settings.server.admin)
+    if not any(_same_address(admin, address) for address in cluster.addresses()):
+        got = ", ".join(f'"{_written(address)}"' for address in cluster.addresses()) or "none"
+        message = (
+            f'expected the address in forebay.server.admin, "{settings.server.admin}", got {got}'
+        )
+        yield cluster.part.get("load_assignment").problem(
+            "clusters.forebay_admin.load_assignment", message
+        )
+
+
+# --- The filter ----------------------------------------------------------------------------------
+
+
+def _filter_is_able(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    del settings
+    for gateway in seen.gateways:
+        message, part = gateway.message, gateway.filter
+        path = f"{gateway.name}.ext_proc"
+        if not message.allow_mode_override:
+            place = part.get("allow_mode_override")
+            yield place.problem(f"{path}.allow_mode_override", "expected true, got false")
+        for name in (
+            "disable_immediate_response",
+            "observability_mode",
+            "disable_clear_route_cache",
+        ):
+            if getattr(message, name):
+                yield part.get(name).problem(f"{path}.{name}", "expected false, got true")
+        if message.route_cache_action == RouteCacheAction.RETAIN:
+            place = part.get("route_cache_action")
+            yield place.problem(f"{path}.route_cache_action", "expected DEFAULT, got RETAIN")
+        if message.allowed_override_modes:
+            place = part.get("allowed_override_modes")
+            wanted = "expected none, for they would refuse what Forebay asks for"
+            yield place.problem(f"{path}.allowed_override_modes", f"{wanted}, got some")
+        if not part.get("failure_mode_allow"):
+            wanted = "expected true (without Forebay, requests pass) or false (they fail)"
+            yield part.get("failure_mode_allow").problem(
+                f"{path}.failure_mode_allow", f"{wanted}, got nothing"
+            )
+        yield from _good_timeouts(gateway)
+
+
+def _good_timeouts(gateway: Gateway) -> Iterator[Problem]:
+    message, part, path = gateway.message, gateway.filter, f"{gateway.name}.ext_proc"
+    timeout = message.message_timeout
+    if timeout is not None:
+        seconds = Duration(timeout.total_seconds())
+        if not LEAST_TIMEOUT <= seconds <= MOST_TIMEOUT:
+            text = f"expected from {LEAST_TIMEOUT} to {MOST_TIMEOUT}, got {seconds}"
+            yield part.get("message_timeout").problem(f"{path}.message_timeout", text, warning=True)
+    most = message.max_message_timeout
+    if most is not None and most < (timeout or datetime.timedelta(milliseconds=200)):
+        text = f"expected no less than message_timeout, got {Duration(most.total_seconds())}"
+        yield part.get("max_message_timeout").problem(f"{path}.max_message_timeout", text)
+
+
+def _metadata_arrives(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for gateway in seen.gateways:
+        for route in gateway.routes:
+            missing = {"envoy.lb", "forebay"} - route.namespaces
+            profile = settings.profiles.get(route.profile)
+            if missing and profile and profile.filters:
+                place = gateway.filter.get("metadata_options")
+                message = (
+                    f"expected envoy.lb and forebay, got no {' and no '.join(sorted(missing))}"
+                )
+                path = f"{gateway.name}.ext_proc.metadata_options.receiving_namespaces.untyped"
+                yield place.problem(path, message)
+
+
+def _modes_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Collect what the routes of all profiles need, so that one wrong mode is one problem."""
+    needed: dict[tuple[str, str, str, str], list[str]] = {}
+    parts: dict[str, Part] = {}
+    for gateway in seen.gateways:
+        for route in gateway.routes:
+            profile = settings.profiles.get(route.profile)
+            if profile is None or not profile.filters:
+                continue
+            for name, expected, got in _wrong_modes(route, profile):
+                mode = route.mode
+                left_out = mode.replaces and not mode.part.get(name)
+                why = ", for a route's processing_mode replaces the filter's as a whole"
+                what = (mode.path, name, expected, got + why if left_out else got)
+                profiles = needed.setdefault(what, [])
+                if route.profile not in profiles:
+                    profiles.append(route.profile)
+                parts[mode.path] = mode.part
+    for (path, name, expected, got), profiles in needed.items():
+        whose = f"profile{'s' if len(profiles) > 1 else ''} {', '.join(profiles)}"
+        message = f"expected {expected} for {whose}, got {got}"
+        yield parts[path].get(name).problem(f"{path}.{name}", message)
+
+
+def _wrong_modes(route: Route, profile: ProfileSettings) -> Iterator[tuple[str, str, str]]:
+    mode = route.mode.value
+    kinds = [kind for kind, _ in profile.filters]
+    if mode.request_header_mode == HeaderMode.SKIP:
+        yield "request_header_mode", "SEND", "SKIP"
+    if mode.request_body_mode != BodyMode.BUFFERED:
+        yield "request_body_mode", "BUFFERED", _name(mode.request_body_mode)
+    hooks = ("on_response", "on_delta", "on_finish")
+    wants_reply = any(
+        getattr(kind, hook) is not getattr(Filter, hook) for kind in kinds for hook in hooks
+    )
+    if wants_reply and mode.response_header_mode == HeaderMode.SKIP:
+        yield "response_header_mode", "SEND", "SKIP"
+    paces = any(kind.edits_stream for kind in kinds)
+    body = BodyMode.FULL_DUPLEX_STREAMED if paces else BodyMode.NONE
+    if mode.response_body_mode != body:
+        yield "response_body_mode", _name(body), _name(mode.response_body_mode)
+    if paces and mode.response_trailer_mode != HeaderMode.SEND:
+        yield "response_trailer_mode", "SEND", _name(mode.response_trailer_mode)
+
+
+# --- Routes --------------------------------------------------------------------------------------
+
+
+def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Hold each profile's plain route against its pool, and look for the one before it."""
+    for gateway in seen.gateways:
+        for index, route in enumerate(gateway.routes):
+            profile = settings.profiles.get(route.profile)
+            if profile is None:
+                continue
+            if route.chosen:
+                yield from _good_chosen(gateway, index)
+                continue
+            yield from _good_plain(route, settings.pools[profile.pool].cluster, profile)
+            if _chooses_pool(profile):
+                yield from _chosen_before(gateway, index)
+
+
+def _good_plain(route: Route, cluster: str, profile: ProfileSettings) -> Iterator[Problem]:
+    action = route.part.get("route")
+    weighted = action.get("weighted_clusters", "clusters")
+    clusters = [action.get("cluster").text, *(part.get("name").text for part in weighted)]
+    if cluster not in clusters:
+        got = ", ".join(f'"{name}"' for name in clusters if name) or "none"
+        message = f'expected "{cluster}", the cluster of pool {profile.pool}, got {got}'
+        yield action.get("cluster").problem(f"{route.path}.route.cluster", message)
+
+
+def _good_chosen(gateway: Gateway, index: int) -> Iterator[Problem]:
+    route = gateway.routes[index]
+    header = route.part.get("route", "cluster_header")
+    if header.text != "x-forebay-cluster":
+        message = f'expected "x-forebay-cluster", got {found(header.value)}'
+        yield header.problem(f"{route.path}.route.cluster_header", message)
+    removed = [
+        name
+        for level in route.levels
+        for part in level.get("request_headers_to_remove")
+        if (name := part.text.lower())
+    ]
+    if "x-forebay-cluster" not in removed:
+        message = 'expected "x-forebay-cluster", or the upstream sees it, got none'
+        yield route.part.problem(f"{route.path}.request_headers_to_remove", message)
+
+
+def _chosen_before(gateway: Gateway, index: int) -> Iterator[Problem]:
+    route = gateway.routes[index]
+    twins = [
+        other
+        for other, candidate in enumerate(gateway.routes)
+        if candidate.chosen
+        and candidate.levels[:-1] == route.levels[:-1]
+        and candidate.match() == route.match()
+    ]
+    if not twins:
+        message = "expected a route before it, matched on x-forebay-cluster as well, got none"
+        yield route.part.problem(route.path, message)
+        return
+    twin = gateway.routes[twins[0]]
+    if twins[0] > index:
+        message = f"expected it before {route.path}, which takes its requests, got it behind"
+        yield twin.part.problem(twin.path, message)
+    if twin.profile != route.profile:
+        got = f'"{twin.profile}"' if twin.profile else "none"
+        message = f'expected "{route.profile}", as in {route.path}, got {got}'
+        yield twin.part.problem(f"{twin.path}.x-forebay-profile", message)
+
+
+def _no_route_is_shadowed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for gateway in seen.gateways:
+        for index, route in enumerate(gateway.routes):
+            profile = route.profile in settings.profiles
+            prefix = route.part.get("match", "prefix").text or route.part.get("match", "path").text
+            if not profile or not prefix or route.chosen:
+                continue
+            for before in gateway.routes[:index]:
+                match = before.part.get("match").value
+                same_host = before.levels[:-1] == route.levels[:-1]
+                if same_host and isinstance(match, dict) and match.keys() == {"prefix"}:
+                    taken = str(match["prefix"])
+                    if prefix.startswith(taken):
+                        message = (
+                            f'expected it before {before.path}, whose prefix "{taken}" takes its '
+                            f"requests, got it behind"
+                        )
+                        yield route.part.problem(route.path, message)
+                        break
+
+
+# --- Trust ---------------------------------------------------------------------------------------
+
+
+def _internal_headers_are_stripped(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for gateway in seen.gateways:
+        extensions = gateway.manager.get("early_header_mutation_extensions")
+        path = f"{gateway.name}.early_header_mutation_extensions"
+        removers = [
+            mutation
+            for extension in extensions
+            for mutation in extension.get("typed_config", "mutations")
+        ]
+        kept = [
+            name
+            for name in INTERNAL_HEADERS
+            if not any(_removes(mutation, name) for mutation in removers)
+        ]
+        if kept:
+            message = f"expected every internal header removed, got none for {', '.join(kept)}"
+            yield extensions.problem(path, message)
+        tenant = settings.tenant.header
+        if tenant and any(_removes(mutation, tenant) for mutation in removers):
+            place = _block(seen).get("tenant", "header")
+            message = f'expected a header that reaches Forebay, got "{tenant}", removed by {path}'
+            yield place.problem("forebay.tenant.header", message)
+
+
+def _removes(mutation: Part, name: str) -> bool:
+    if mutation.get("remove").text.lower() == name:
+        return True
+    matcher = mutation.get("remove_on_match", "key_matcher")
+    value = matcher.value if isinstance(matcher.value, dict) else {}
+    tests: dict[str, Callable[[str], bool]] = {
+        "exact": lambda text: name == text,
+        "prefix": name.startswith,
+        "suffix": name.endswith,
+        "contains": lambda text: text in name,
+    }
+    if any(key in value and test(str(value[key]).lower()) for key, test in tests.items()):
+        return True
+    regex = matcher.get("safe_regex", "regex").text
+    try:
+        return bool(regex) and re.fullmatch(regex, name) is not None
+    except re.error:  # RE2 knows forms that this engine does not
+        return False
+
+
+def _nothing_is_exposed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    del settings
+    address = seen.root.get("admin", "address", "socket_address", "address")
+    if address and not _is_loopback(address.text):
+        message = f"expected a loopback address, for it can stop Envoy, got {found(address.value)}"
+        yield address.problem("admin.address", message)
+    for gateway in seen.gateways:
+        logs = [*gateway.manager.get("access_log"), *gateway.listener.get("access_log")]
+        for log in logs:
+            yield from _discreet(log.get("typed_config"), f"{gateway.name}.access_log")
+
+
+def _discreet(config: Part, path: str) -> Iterator[Problem]:
+    texts = list(_texts(config))
+    formats = [part for part in texts if "%" in part.text]
+    if not formats and config.type.endswith(
+        ("StdoutAccessLog", "StderrAccessLog", "FileAccessLog")
+    ):
+        yield config.problem(f"{path}.log_format", f"{_NO_QUERY}, got Envoy's own format")
+    for part in formats:
+        if path_operator := _WITH_QUERY.search(part.text):
+            yield part.problem(path, f"{_NO_QUERY}, got {path_operator[0]}")
+        for operator in _OPERATOR.finditer(part.text):
+            names = [name.lower() for name in operator[1].split("?")]
+            if secret := next((name for name in names if name in CREDENTIALS), None):
+                yield part.problem(path, f"expected no credential, got {operator[0]} ({secret})")
+            if any(name in (":path", "x-envoy-original-path") for name in names):
+                yield part.problem(path, f"{_NO_QUERY}, got {operator[0]}")
+
+
+def _texts(part: Part) -> Iterator[Part]:
+    if part.text:
+        yield part
+    for _, below in part.named():
+        yield from _texts(below)
+    for below in part:
+        yield from _texts(below)
+
+
+# --- Sizes and replies ---------------------------------------------------------------------------
+
+
+def _bodies_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    most = settings.server.max_message
+    for gateway in seen.gateways:
+        for route in gateway.routes:
+            profile = settings.profiles.get(route.profile)
+            if profile is None or not profile.filters:
+                continue
+            limit, path, size = _body_limit(gateway, route)
+            if size > most:
+                message = f"expected no more than forebay.server.max_message, {most}"
+                yield limit.problem(path, f"{message}, got {size}")
+            elif size < LEAST_BODY:
+                message = (
+                    f"expected at least {LEAST_BODY}, as images travel inside the JSON, got {size}"
+                )
+                yield limit.problem(path, message, warning=True)
+
+
+def _body_limit(gateway: Gateway, route: Route) -> tuple[Part, str, Size]:
+    """Return what bounds a request's body, the most specific first."""
+    for level in reversed(route.levels):
+        for name in ("request_body_buffer_limit", "per_request_buffer_limit_bytes"):
+            limit = level.get(name)
+            if isinstance(limit.value, int):
+                place = route.path if level is route.part else f"{gateway.name}.virtual_hosts"
+                return limit, f"{place}.{name}", Size(limit.value)
+    limit = gateway.listener.get("per_connection_buffer_limit_bytes")
+    size = Size(limit.value) if isinstance(limit.value, int) else DEFAULT_BODY
+    return limit, f"{gateway.name}.per_connection_buffer_limit_bytes", size
+
+
+def _clients_are_told(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    del settings
+    for gateway in seen.gateways:
+        config = gateway.manager.get("route_config")
+        levels = {level.place: level for route in gateway.routes for level in route.levels}
+        added = [
+            part.get("header", "value").text
+            for level in levels.values()
+            for part in level.get("response_headers_to_add")
+        ]
+        missing = [
+            name
+            for name in TOLD_HEADERS
+            if not any(f"%DYNAMIC_METADATA(forebay:{name})%" in value for value in added)
+        ]
+        if missing:
+            message = (
+                f"expected %DYNAMIC_METADATA(forebay:NAME)% for {', '.join(missing)}, got none"
+            )
+            path = f"{gateway.name}.response_headers_to_add"
+            yield config.problem(path, message, warning=True)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _pools_have_clusters,
+    _routes_have_profiles,
+    _profiles_have_routes,
+    _envoy_calls_forebay,
+    _admin_agrees,
+    _filter_is_able,
+    _metadata_arrives,
+    _modes_fit,
+    _pools_have_ways,
+    _no_route_is_shadowed,
+    _internal_headers_are_stripped,
+    _nothing_is_exposed,
+    _bodies_fit,
+    _clients_are_told,
+)
+
+
+def _block(seen: Bootstrap) -> Part:
+    return seen.root.get("node", "metadata", "forebay")
+
+
+def _chooses_pool(profile: ProfileSettings) -> bool:
+    """Tell whether some filter of the profile may send an exchange to another pool."""
+    return any(pool != profile.pool for _, config in profile.filters for pool in pools_in(config))
+
+
+def _name(mode: Any) -> str:
+    return str(mode.name)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _written(address: str | tuple[str, int]) -> str:
+    return f"unix:{address}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+
+
+def _same_address(listen: str | tuple[str, int], address: str | tuple[str, int]) -> bool:
+    """Tell whether who connects to `address` reaches who listens on `listen`."""
+    if isinstance(listen, str) or isinstance(address, str):
+        return listen == address
+    hosts = {"localhost" if _is_loopback(host) else host for host in (listen[0], address[0])}
+    everywhere = listen[0] in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+    return listen[1] == address[1] and (everywhere or len(hosts) == 1)
