@@ -74,7 +74,7 @@ def _strip(prose: str) -> str:
 def _gap(tag: re.Match[str]) -> str:
     if tag["block"]:
         return "\n"
-    return "\t" if tag["cell"] and tag[0][1] != "/" else ""
+    return "\t" if tag["cell"] and tag[0][1] == "/" else ""
 
 
 def _drop_hidden(text: str) -> str:

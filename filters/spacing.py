@@ -9,9 +9,10 @@ from filters.segments import edit_prose
 
 # ZWSP, word joiner and BOM say nothing; ZWJ and ZWNJ (emoji, Persian) and bidi marks do, and stay.
 _INVISIBLE: Final = "\u200b\u2060\ufeff"
-_UNTIDY: Final = re.compile(rf"[{_INVISIBLE}]|[ \t]{{2}}|[ \t]\n|\n\s*\n\s*\n|\s\Z")
+_UNTIDY: Final = re.compile(rf"[{_INVISIBLE}]|[ \t]{{2}}|[ \t]\n|\n\s*\n\s*\n|[ \t]\r\n")
 _INVISIBLE_RUN: Final = re.compile(rf"[{_INVISIBLE}]+")
-_TRAILING: Final = re.compile(r"[ \t]+(?=\r?\n)|[ \t]+\Z")
+# Begun only at a run's start and never backed out of: a long run costs its length, not its square.
+_TRAILING: Final = re.compile(r"(?<![ \t])[ \t]++(?=\r?\n)")
 _BLANK_LINES: Final = re.compile(r"((?:\r?\n){2})(?:\r?\n)+")
 # A line with a bar or a tab may be a table: its columns stay. So does indentation.
 _INNER_RUN: Final = re.compile(r"(?<=[^\s])  +(?=[^\s])")

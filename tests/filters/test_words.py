@@ -1,0 +1,39 @@
+"""The word lists, and what counts as finding a word."""
+
+import pytest
+
+from filters.words import HIGH_RISK, LOW_RISK, WordFinder
+
+
+@pytest.mark.parametrize("word", [*LOW_RISK, *HIGH_RISK])
+def test_every_word_is_found_alone_and_in_a_sentence(word: str) -> None:
+    """A word stands at either end, between spaces, or in any case."""
+    finder = WordFinder([word])
+    assert word == finder.first(word)
+    assert word == finder.first(f"so {word.upper()}, please")
+
+
+@pytest.mark.parametrize("text", ["an issue of tissue", "courteous", "resue", "sue_me", "2sue"])
+def test_an_english_word_must_stand_alone(text: str) -> None:
+    """`sue` is not in `issue`, nor `court` in `courteous`."""
+    assert WordFinder(["sue", "court"]).first(text) is None
+
+
+def test_a_chinese_word_needs_no_borders() -> None:
+    """Chinese writes no spaces between words."""
+    assert "总结" == WordFinder(LOW_RISK).first("请帮我总结一下这篇文章")
+
+
+def test_a_word_inside_another_does_not_hide_the_later_one() -> None:
+    """A hit that does not stand alone is passed over, and the search goes on."""
+    assert "sue" == WordFinder(["sue"]).first("this issue: I will sue")
+
+
+def test_a_text_whose_lower_case_is_longer_is_searched_all_the_same() -> None:
+    """`İ` becomes two characters in lower case; positions are those of the lower text."""
+    assert "sue" == WordFinder(["sue"]).first("İİİ sue")
+
+
+def test_no_word_is_in_both_lists() -> None:
+    """A word cannot be low and high risk at once."""
+    assert set() == set(LOW_RISK) & set(HIGH_RISK)
