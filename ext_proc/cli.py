@@ -48,11 +48,6 @@ COMMANDS: Final = {
         "find what is wrong in an Envoy configuration",
         "forebay check envoy/forebay.yaml",
     ),
-    "bench": Command(
-        "bench",
-        "measure the gateway against plain Envoy",
-        "forebay bench",
-    ),
 }
 
 
