@@ -1,0 +1,68 @@
+"""Tell Prometheus and Kubernetes how this process is, and nobody anything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+
+class Admin:
+    """Serves `/metrics`, `/healthz` and `/readyz` over HTTP.
+
+    `why_not_ready` returns why no requests should come, empty when they should.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        why_not_ready: Callable[[], str],
+    ) -> None:
+        self._host: Final = host
+        self._port: Final = port
+        self._registry: Final = registry
+        self._why_not_ready: Final = why_not_ready
+        application = web.Application()
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/healthz", self._live)
+        application.router.add_get("/readyz", self._ready)
+        self._runner: Final = web.AppRunner(application, access_log=None, handle_signals=False)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started."""
+        port: int = self._runner.addresses[0][1]
+        return port
+
+    async def start(self) -> None:
+        """Listen; raise `OSError` when the address cannot be had."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+
+    async def stop(self) -> None:
+        """Close the listener and what is open."""
+        await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(",".join(request.headers.getall("accept", [])))
+        # Thousands of series take tens of milliseconds, which no request should wait for.
+        body = await asyncio.to_thread(encode, self._registry)
+        return web.Response(body=body, headers={"content-type": content_type})
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "live"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if reason := self._why_not_ready():
+            return web.json_response({"status": "not ready", "reason": reason}, status=503)
+        return web.json_response({"status": "ready"})

@@ -1,0 +1,131 @@
+"""Write log lines as JSON, one object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, MutableMapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, Final, TypeAlias
+
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from filters.api import Clock
+from filters.errors import ConfigError
+
+LEVELS: Final = {
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+MOST_FRAMES: Final = 8  # the innermost ones say where an error came from
+Fields: TypeAlias = MutableMapping[str, Any]
+Processor: TypeAlias = Callable[[Any, str, Fields], Any]
+
+
+def parse_level(text: str) -> int:
+    """Return the level that FOREBAY_LOG_LEVEL names, WARN when empty; raise `ConfigError`."""
+    level = LEVELS.get(text.upper() or "WARN")
+    if level is None:
+        raise ConfigError("FOREBAY_LOG_LEVEL", f'expected DEBUG, INFO, WARN or ERROR, got "{text}"')
+    return level
+
+
+class Lines:
+    """Writes whole lines to a stream, and never fails for it: a log harms no request."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream: Final = stream
+        self._lock: Final = threading.Lock()
+        self.lost = 0
+        """Lines that could not be written, for instance because nobody reads the pipe any more."""
+
+    def write(self, line: bytes) -> None:
+        """Write a line that ends without its line feed."""
+        try:
+            with self._lock:
+                self._stream.write(line + b"\n")
+                self._stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self.lost += 1
+
+    # structlog calls the method that is named for the level.
+    debug = info = warning = error = critical = write
+
+
+def exchange_logger(lines: Lines, clock: Clock) -> FilteringBoundLogger:
+    """Return the logger of the one line per exchange, which no level turns off."""
+    return _logger(lines, logging.INFO, (_render(clock),))
+
+
+def event_logger(lines: Lines, clock: Clock, level: int) -> FilteringBoundLogger:
+    """Return the logger of everything else; a call below `level` does nothing."""
+    return _logger(lines, level, (describe_exception, _render(clock)))
+
+
+def _logger(lines: Lines, level: int, processors: Sequence[Processor]) -> FilteringBoundLogger:
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        lines,
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        context_class=dict,
+    ).bind()
+    return logger
+
+
+def _render(clock: Clock) -> Processor:
+    """Return the last processor: the time in front, and all of it as JSON."""
+    encode = msgspec.json.Encoder(enc_hook=str).encode
+    now = clock.now
+
+    def render(_: Any, level: str, fields: Fields) -> bytes:
+        line = {"time": datetime.fromtimestamp(now(), UTC), "level": level, **fields}
+        try:
+            return encode(line)
+        except UnicodeEncodeError:  # half a surrogate pair: a client's JSON may say "\\ud800"
+            return json.dumps(line, default=str).encode()
+
+    return render
+
+
+def describe_exception(_: Any, __: str, fields: Fields) -> Fields:
+    """Replace `exc_info` by the error's type and where it came from.
+
+    Its text is left out: it may quote what was being worked on, a prompt or a key.
+    """
+    error = fields.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()[1]
+    elif isinstance(error, tuple):
+        error = error[1]
+    if isinstance(error, BaseException):
+        fields["error"] = type(error).__name__
+        fields["at"] = [
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__, limit=-MOST_FRAMES)
+        ]
+    return fields
+
+
+class LibraryLogs(logging.Handler):
+    """Passes what libraries log on to a logger, so that every line is JSON.
+
+    Only the first line of a message: asyncio shows the text of errors in the next ones.
+    """
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        super().__init__()
+        self._logger: Final = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a library's record as one of ours."""
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        event = record.getMessage().partition("\n")[0]
+        self._logger.log(level, event, logger=record.name, exc_info=record.exc_info)

@@ -1,0 +1,186 @@
+"""Count what happens, for Prometheus."""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
+
+import prometheus_client as prometheus
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Labels: TypeAlias = tuple[str, ...]
+
+MOST_CHILDREN: Final = 1000
+"""Combinations of label values for one metric; what comes later is counted as `other`.
+
+Values come from closed sets, so that this is a guard against a mistake, not a setting.
+"""
+
+# Forebay's own work takes tens of microseconds; a stage that waits may take seconds.
+STAGE_BOUNDS_S: Final = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.1, 0.5, 2.5, 10.0),
+)
+EXCHANGE_BOUNDS_S: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25),
+    *(0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0),
+)
+TTFT_BOUNDS_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.5, 2.0, 3.0),
+    *(5.0, 8.0, 15.0, 30.0, 60.0),
+)
+# 12.5 ms are 80 tokens/s, 200 ms the longest pause that a paced stream may have.
+GAP_BOUNDS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.0083, 0.0125, 0.02, 0.03, 0.05, 0.075, 0.1),
+    *(0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
+)
+
+
+class _Labelled(Protocol):
+    def labels(self, *values: str) -> Self: ...
+
+
+MetricT = TypeVar("MetricT", bound=_Labelled)
+
+
+class Children(dict[Labels, MetricT], Generic[MetricT]):
+    """The children of a metric by their label values: a look-up costs a tenth of `labels()`."""
+
+    def __init__(self, metric: MetricT) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, labels: Labels) -> MetricT:
+        """Make a child, or share one among all that come after too many."""
+        if len(self) >= MOST_CHILDREN:
+            return self._metric.labels(*("other",) * len(labels))
+        child = self[labels] = self._metric.labels(*labels)
+        return child
+
+
+class GapHistogram(Collector):
+    """A histogram that takes many values at once, as a stream has thousands of gaps.
+
+    `prometheus_client.Histogram` takes one at a time, under two locks: 4 ms for a long stream, in
+    which the loop serves nobody.
+    """
+
+    def __init__(self, name: str, documentation: str, label_names: Sequence[str]) -> None:
+        self._name: Final = name
+        self._documentation: Final = documentation
+        self._label_names: Final = label_names
+        self._children: Final[dict[Labels, tuple[list[int], list[float]]]] = {}
+
+    def observe(self, labels: Labels, values_ns: Sequence[int]) -> None:
+        """Count `values_ns`; only the loop's thread may call this."""
+        if labels not in self._children and len(self._children) >= MOST_CHILDREN:
+            labels = ("other",) * len(labels)
+        counts, total = self._children.setdefault(labels, ([0] * (len(GAP_BOUNDS_S) + 1), [0.0]))
+        for value_ns in values_ns:
+            counts[bisect_left(_GAP_BOUNDS_NS, value_ns)] += 1
+        total[0] += sum(values_ns) / 1e9
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what was counted, in Prometheus's cumulative form."""
+        family = HistogramMetricFamily(
+            self._name, self._documentation, labels=tuple(self._label_names)
+        )
+        bounds = [*map(str, GAP_BOUNDS_S), "+Inf"]
+        for labels, (counts, total) in tuple(self._children.items()):
+            cumulative = [float(count) for count in accumulate(counts)]
+            family.add_metric(labels, list(zip(bounds, cumulative, strict=True)), total[0])
+        return [family]
+
+
+_GAP_BOUNDS_NS: Final = [round(bound * 1e9) for bound in GAP_BOUNDS_S]
+
+
+class Metrics:
+    """Every metric of Forebay, in a registry of its own."""
+
+    def __init__(self, version: str) -> None:
+        # A time of creation for each child would double what is scraped, and nobody asks for it.
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call] # it has no types
+        self.registry: Final = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        prometheus.GCCollector(registry=self.registry)
+        self._gauge("build_info", "The running version", ("version", "python")).labels(
+            version, platform.python_version()
+        ).set(1)
+        by_quality = ("profile", "quality")
+        self.requests: Final = self._counter(
+            "requests", "Exchanges that ended", ("profile", "dialect", "quality", "outcome")
+        )
+        self.stages: Final = self._histogram(
+            "stage_seconds", "Time in one filter, its waits included", ("stage",), STAGE_BOUNDS_S
+        )
+        self.exchanges: Final = self._histogram(
+            "exchange_seconds",
+            "From the request's head until Forebay let the exchange go",
+            (*by_quality, "outcome"),
+            EXCHANGE_BOUNDS_S,
+        )
+        self.ttft: Final = self._histogram(
+            "ttft_seconds",
+            "From the request's head to the first token, where the reply is read",
+            by_quality,
+            TTFT_BOUNDS_S,
+        )
+        self.gaps: Final = GapHistogram(
+            "forebay_inter_token_seconds",
+            "Between the pieces of a streamed answer, where it is read",
+            by_quality,
+        )
+        self.registry.register(self.gaps)
+        self.tokens: Final = self._counter(
+            "tokens",
+            "Tokens in, out, in the upstream's prefix cache, and saved",
+            ("direction", *by_quality),
+        )
+        self.cache: Final = self._counter("cache", "What the cache said", ("outcome",))
+        self.filter_errors: Final = self._counter(
+            "filter_errors", "Filters that failed and were undone", ("filter",)
+        )
+        self.store_errors: Final = self._counter(
+            "store_errors", "Calls to a store that broke or were late", ("store", "op")
+        )
+        self.store_bypassed: Final = self._counter(
+            "store_bypassed", "Calls to a store not made because it failed", ("store", "op")
+        )
+        self.reloads: Final = self._counter(
+            "config_reloads", "Changes of the settings file", ("result",)
+        )
+        self.stream_failures: Final = self._counter(
+            "stream_failures", "Streams of the proxy that were given up", ("reason",)
+        )
+        self.spans: Final = self._counter(
+            "spans", "Spans that ended, were exported, or failed to be", ("result",)
+        )
+
+    def read(self, name: str, documentation: str, value: Callable[[], float]) -> None:
+        """Show a value that somebody else keeps: `value` is called when metrics are read."""
+        gauge = prometheus.Gauge(f"forebay_{name}", documentation, registry=self.registry)
+        gauge.set_function(value)
+
+    def _counter(
+        self, name: str, documentation: str, labels: Sequence[str]
+    ) -> Children[prometheus.Counter]:
+        metric = prometheus.Counter(
+            f"forebay_{name}", documentation, labels, registry=self.registry
+        )
+        return Children(metric)
+
+    def _gauge(self, name: str, documentation: str, labels: Sequence[str]) -> prometheus.Gauge:
+        return prometheus.Gauge(f"forebay_{name}", documentation, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, documentation: str, labels: Sequence[str], bounds_s: Sequence[float]
+    ) -> Children[prometheus.Histogram]:
+        metric = prometheus.Histogram(
+            f"forebay_{name}", documentation, labels, registry=self.registry, buckets=bounds_s
+        )
+        return Children(metric)

@@ -1,0 +1,212 @@
+"""Keep the books of every exchange: one log line, its counts, and a span where it is traced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
+
+from prometheus_client import CollectorRegistry
+from structlog.typing import FilteringBoundLogger
+
+from ext_proc.session import Facts
+from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_logger
+from ext_proc.telemetry.metrics import Metrics
+from ext_proc.telemetry.traceparent import parse_traceparent
+from filters.api import Clock, Note
+
+if TYPE_CHECKING:
+    from ext_proc.telemetry.spans import Spans
+
+CACHE_OUTCOMES: Final = frozenset({"hit", "miss", "bypass"})
+SAVED: Final = ("saved.input_tokens", "saved.output_tokens")
+"""Notes by which a filter says what the upstream was spared."""
+MOST_TEXT: Final = 128  # characters of a model's name or a note: both may be a client's own text
+
+
+class Telemetry:
+    """The `Observer` of sessions, and who else is told of what went wrong."""
+
+    def __init__(
+        self, clock: Clock, lines: Lines, metrics: Metrics, log: FilteringBoundLogger
+    ) -> None:
+        self.log: Final = log
+        """For everything that is no exchange."""
+        self.metrics: Final = metrics
+        self.clock: Final = clock
+        self.exchanges: Final = exchange_logger(lines, clock)
+        self.spans: Spans | None = None
+        self.in_flight = 0
+        self._delivering = True
+        metrics.read("in_flight", "Exchanges that are open", lambda: self.in_flight)
+        metrics.read("log_lines_lost", "Log lines that nobody took", lambda: lines.lost)
+
+    @classmethod
+    def open(
+        cls, clock: Clock, stream: BinaryIO, *, version: str, level: int, otlp_endpoint: str = ""
+    ) -> Self:
+        """Log to `stream` from `level` on, and trace to `otlp_endpoint` unless it is empty."""
+        lines = Lines(stream)
+        telemetry = cls(clock, lines, Metrics(version), event_logger(lines, clock, level))
+        if otlp_endpoint:
+            from ext_proc.telemetry.spans import Spans  # 0.2 s and 15 MB that not all need
+
+            telemetry.spans = Spans(otlp_endpoint, version, telemetry.spans_exported)
+        return telemetry
+
+    async def close(self, bound_s: float = 2.0) -> None:
+        """Deliver what is left, within a bound."""
+        if self.spans is not None:
+            await self.spans.close(bound_s)
+
+    def take_library_logs(self) -> None:
+        """Write what libraries log through `logging` as lines of ours, warnings and worse."""
+        logging.basicConfig(handlers=[LibraryLogs(self.log)], level=logging.WARNING, force=True)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What `/metrics` shows."""
+        return self.metrics.registry
+
+    # --- Exchanges -------------------------------------------------------------------------------
+
+    def begin(self, profile: str, traceparent: str | None) -> Entry:
+        """Open an entry; `traceparent` is the W3C header of the proxy's span, if there is one."""
+        self.in_flight += 1
+        return Entry(self, self.clock.monotonic_ns(), traceparent)
+
+    def server_timing(self, stages: Sequence[tuple[str, int]]) -> str:
+        """Write stage times as the value of a `Server-Timing` header, in milliseconds."""
+        return ", ".join([f"{name};dur={elapsed_ns / 1e6:.3f}" for name, elapsed_ns in stages])
+
+    def count(self, facts: Facts, elapsed_ns: int) -> None:
+        """Count an exchange that ended."""
+        metrics = self.metrics
+        profile, quality = facts.profile, facts.quality
+        dialect = facts.dialect.name if facts.dialect else "none"
+        metrics.requests[profile, dialect, quality, facts.outcome].inc()
+        metrics.exchanges[profile, quality, facts.outcome].observe(elapsed_ns / 1e9)
+        for stage, stage_ns in facts.stages:
+            metrics.stages[(stage,)].observe(stage_ns / 1e9)
+        if facts.first_token_ns:
+            metrics.ttft[profile, quality].observe(facts.first_token_ns / 1e9)
+        if facts.token_gaps_ns:
+            metrics.gaps.observe((profile, quality), facts.token_gaps_ns)
+        if facts.usage is not None:
+            usage = facts.usage
+            for direction, tokens in (
+                ("in", usage.input),
+                ("out", usage.output),
+                ("cached", usage.cached),
+            ):
+                if tokens:
+                    metrics.tokens[direction, profile, quality].inc(tokens)
+        if facts.notes:
+            self._count_notes(facts)
+
+    def _count_notes(self, facts: Facts) -> None:
+        notes, metrics = facts.notes, self.metrics
+        cache = notes.get("cache")
+        if cache in CACHE_OUTCOMES:
+            metrics.cache[(str(cache),)].inc()
+        saved = sum(tokens for key in SAVED if isinstance(tokens := notes.get(key), int))
+        if saved > 0:
+            metrics.tokens["saved", facts.profile, facts.quality].inc(saved)
+        for key in notes:
+            if key.endswith(".failed"):
+                metrics.filter_errors[(key.removesuffix(".failed"),)].inc()
+
+    # --- What went wrong -------------------------------------------------------------------------
+
+    def stream_failed(self, reason: str, error: Exception) -> None:
+        """Count a stream that was given up; the error's own text may quote a prompt."""
+        self.metrics.stream_failures[(reason,)].inc()
+        self.log.error("stream failed", reason=reason, exc_info=error)
+
+    def store_failed(self, store: str, operation: str) -> None:
+        """Count that a store broke or was late in `operation`: `get`, `put` or `sighted`."""
+        self.metrics.store_errors[store, operation].inc()
+
+    def store_bypassed(self, store: str, operation: str) -> None:
+        """Count that `operation` was not tried, for the store failed moments ago."""
+        self.metrics.store_bypassed[store, operation].inc()
+
+    def config_reloaded(self, *, good: bool) -> None:
+        """Count a change of the settings file, taken or refused."""
+        self.metrics.reloads[("taken" if good else "refused",)].inc()
+
+    def spans_exported(self, spans: int, delivered: bool) -> None:
+        """Count spans sent; say so once when the receiver stops taking them, and once after."""
+        self.metrics.spans[("exported" if delivered else "failed",)].inc(spans)
+        if delivered is not self._delivering:
+            self._delivering = delivered
+            self.log.warning("spans are delivered again" if delivered else "spans are lost")
+
+    def read(self, name: str, documentation: str, value: Callable[[], float]) -> None:
+        """Show a value that somebody else keeps, as the gauge `forebay_NAME`."""
+        self.metrics.read(name, documentation, value)
+
+
+class Entry:
+    """The `Record` of one exchange."""
+
+    __slots__ = ("_started_ns", "_telemetry", "_traceparent")
+
+    def __init__(self, telemetry: Telemetry, started_ns: int, traceparent: str | None) -> None:
+        self._telemetry: Telemetry | None = telemetry
+        self._started_ns = started_ns
+        self._traceparent = traceparent
+
+    def end(self, facts: Facts) -> None:
+        """Write the log line, count, and write the span; a second call does nothing."""
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is None:
+            return
+        telemetry.in_flight -= 1
+        elapsed_ns = telemetry.clock.monotonic_ns() - self._started_ns
+        telemetry.count(facts, elapsed_ns)
+        parent = parse_traceparent(self._traceparent)
+        trace_id = parent.trace_id if parent else ""
+        if telemetry.spans is not None and (parent is None or parent.sampled):
+            ended_ns = round(telemetry.clock.now() * 1e9)
+            written = telemetry.spans.write(facts, parent, ended_ns - elapsed_ns, ended_ns)
+            if written:
+                trace_id = written
+                telemetry.metrics.spans[("ended",)].inc()
+        telemetry.exchanges.info("exchange", **_fields(facts, elapsed_ns, trace_id))
+
+
+def _fields(facts: Facts, elapsed_ns: int, trace_id: str) -> dict[str, Any]:
+    """Return the fields of the log line; what is not known is left out."""
+    fields: dict[str, Any] = {
+        "profile": facts.profile,
+        "outcome": facts.outcome,
+        "us": elapsed_ns / 1000,
+    }
+    if facts.dialect is not None:
+        fields["dialect"] = facts.dialect.name
+        fields["model"] = facts.model[:MOST_TEXT]
+        fields["stream"] = facts.stream
+    if facts.pool:
+        fields["pool"] = facts.pool
+    if facts.quality:
+        fields["quality"] = facts.quality
+    if facts.status:
+        fields["status"] = facts.status
+    if facts.stages:
+        fields["stages_us"] = {name: elapsed / 1000 for name, elapsed in facts.stages}
+    if facts.usage is not None:
+        fields["tokens"] = facts.usage
+    if facts.finish is not None:
+        fields["finish"] = facts.finish
+    if facts.first_token_ns:
+        fields["ttft_us"] = facts.first_token_ns / 1000
+    if facts.notes:
+        fields["notes"] = {key: _short(note) for key, note in facts.notes.items()}
+    if trace_id:
+        fields["trace_id"] = trace_id
+    return fields
+
+
+def _short(note: Note) -> Note:
+    return note[:MOST_TEXT] if isinstance(note, str) else note

@@ -1,0 +1,658 @@
+"""The books: one log line, the counts and the span of an exchange, and what they never show."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from prometheus_client import Counter
+
+from ext_proc.session import Facts
+from ext_proc.telemetry import Telemetry
+from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
+from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, GapHistogram
+from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
+from filters.api import Finish, Outcome, Usage
+from filters.dialects import dialect_of
+from filters.errors import ConfigError
+from tests.fakes import FakeClock
+from tests.otlp import OtlpReceiver, attributes, otlp_receiver
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+SPAN_ID = "b7ad6b7169203331"
+SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
+UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-00"
+
+
+class Books:
+    """Telemetry, the stream it logs to and the clock it reads."""
+
+    def __init__(self, level: int = logging.WARNING, otlp_endpoint: str = "") -> None:
+        self.clock = FakeClock()
+        self.stream = io.BytesIO()
+        self.telemetry = Telemetry.open(
+            self.clock, self.stream, version="1.2.3", level=level, otlp_endpoint=otlp_endpoint
+        )
+
+    def end(self, facts: Facts, traceparent: str | None = None, took_s: float = 0.0) -> None:
+        record = self.telemetry.begin(facts.profile, traceparent)
+        self.clock.advance(took_s)
+        record.end(facts)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.telemetry.registry.get_sample_value(f"forebay_{name}", labels)
+
+
+def facts(**changes: Any) -> Facts:
+    """Return the facts of a plain exchange, with `changes`."""
+    plain: Mapping[str, Any] = {
+        "profile": "default",
+        "dialect": dialect_of("POST", "/v1/chat/completions"),
+        "model": "gpt-4o",
+        "pool": "full",
+        "quality": "FULL",
+        "outcome": Outcome.FORWARDED,
+        "stages": [("clean", 12_000), ("cache", 30_500)],
+        "notes": {"cache": "miss"},
+    }
+    return Facts(**{**plain, **changes})
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books()
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+async def traced(receiver: OtlpReceiver) -> AsyncIterator[Books]:
+    receiver.resources.clear()
+    books = Books(otlp_endpoint=receiver.endpoint)
+    yield books
+    await books.telemetry.close()
+
+
+# --- The log line ---------------------------------------------------------------------------------
+
+
+def test_an_exchange_is_one_line_that_says_what_is_known(books: Books) -> None:
+    """Everything known is in the line, times in microseconds."""
+    ended = facts(
+        status=200,
+        outcome=Outcome.COMPLETE,
+        stream=True,
+        usage=Usage(12, 34, 8),
+        finish=Finish.STOP,
+        first_token_ns=250_000_000,
+    )
+    books.end(ended, SAMPLED, took_s=1.5)
+    assert [
+        {
+            "time": "2023-11-14T22:13:21.500000Z",
+            "level": "info",
+            "event": "exchange",
+            "profile": "default",
+            "dialect": "openai.chat",
+            "model": "gpt-4o",
+            "stream": True,
+            "pool": "full",
+            "quality": "FULL",
+            "outcome": "complete",
+            "status": 200,
+            "us": 1_500_000.0,
+            "stages_us": {"clean": 12.0, "cache": 30.5},
+            "tokens": {"input": 12, "output": 34, "cached": 8},
+            "finish": "stop",
+            "ttft_us": 250_000.0,
+            "notes": {"cache": "miss"},
+            "trace_id": TRACE_ID,
+        }
+    ] == books.lines
+
+
+def test_what_is_not_known_is_left_out(books: Books) -> None:
+    """A request that is no LLM call makes a short line."""
+    books.end(Facts("default"))
+    (line,) = books.lines
+    assert {"time", "level", "event", "profile", "outcome", "us"} == line.keys()
+
+
+def test_an_exchange_is_logged_whatever_the_level() -> None:
+    """The level is for everything else."""
+    books = Books(level=logging.ERROR)
+    books.end(facts())
+    assert 1 == len(books.lines)
+
+
+def test_a_line_stays_one_line_and_short(books: Books) -> None:
+    """Neither line feeds nor megabytes in a model's name get through."""
+    books.end(facts(model='a\n"b' + "x" * 1_000_000, notes={"why": "y" * 1_000_000}))
+    (line,) = books.lines
+    assert (128, 128) == (len(line["model"]), len(line["notes"]["why"]))
+    assert len(books.stream.getvalue()) < 2_000
+
+
+def test_a_model_of_broken_text_is_logged_all_the_same(books: Books) -> None:
+    """JSON may carry half a surrogate pair, which no UTF-8 can."""
+    books.end(facts(model="half \ud800"))
+    assert 1 == len(books.lines)
+
+
+def test_a_second_end_does_nothing(books: Books) -> None:
+    """An exchange is in the books once."""
+    record = books.telemetry.begin("default", None)
+    record.end(facts())
+    record.end(facts())
+    assert 1 == len(books.lines)
+    assert 0 == books.value("in_flight")
+
+
+def test_a_log_that_cannot_be_written_harms_nobody(books: Books) -> None:
+    """Lost lines are counted."""
+    books.stream.close()
+    books.end(facts())
+    assert 1 == books.value("log_lines_lost")
+
+
+# --- Other logs -----------------------------------------------------------------------------------
+
+
+def test_a_call_below_the_level_writes_nothing(books: Books) -> None:
+    """WARN is the default, so that info and debug are silent."""
+    books.telemetry.log.info("unseen")
+    books.telemetry.log.debug("unseen")
+    books.telemetry.log.warning("seen", port=1)
+    assert [("warning", "seen", 1)] == [
+        (line["level"], line["event"], line["port"]) for line in books.lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("", 30), ("WARN", 30), ("warning", 30), ("DEBUG", 10), ("Info", 20), ("ERROR", 40)],
+)
+def test_a_level_is_read_in_any_case(text: str, level: int) -> None:
+    """Nothing set means WARN."""
+    assert level == parse_level(text)
+
+
+def test_an_unknown_level_is_a_config_error() -> None:
+    """The start stops with what was expected."""
+    with pytest.raises(ConfigError) as caught:
+        parse_level("loud")
+    expected = 'FOREBAY_LOG_LEVEL: expected DEBUG, INFO, WARN or ERROR, got "loud"'
+    assert expected == str(caught.value)
+
+
+def test_an_exception_is_logged_by_type_and_place_only(books: Books) -> None:
+    """Its text may quote a prompt."""
+    try:
+        raise KeyError("my secret prompt")
+    except KeyError:
+        books.telemetry.log.exception("broke")
+    (line,) = books.lines
+    assert "KeyError" == line["error"]
+    assert "test_telemetry.py" in line["at"][-1]
+    assert b"secret" not in books.stream.getvalue()
+
+
+def test_a_field_without_an_exception_stays_as_it_is() -> None:
+    """Only what was raised is described."""
+    assert {"event": "x"} == describe_exception(None, "info", {"event": "x", "exc_info": None})
+
+
+def test_a_failed_stream_is_counted_and_its_error_not_quoted(books: Books) -> None:
+    """Type and place are enough to find a bug."""
+    try:
+        raise ValueError("my secret prompt")
+    except ValueError as error:
+        books.telemetry.stream_failed("bug", error)
+    (line,) = books.lines
+    assert ("stream failed", "bug", "ValueError") == (line["event"], line["reason"], line["error"])
+    assert b"secret" not in books.stream.getvalue()
+    assert 1 == books.value("stream_failures_total", reason="bug")
+
+
+def test_what_libraries_log_becomes_lines_of_ours(books: Books) -> None:
+    """One format on the stream, and no error's text in it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    books.telemetry.take_library_logs()
+    try:
+        logging.getLogger("some.library").warning("it %s\nValueError('my secret prompt')", "broke")
+        logging.getLogger("some.library").info("unseen")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    (line,) = books.lines
+    assert ("warning", "it broke", "some.library") == (
+        line["level"],
+        line["event"],
+        line["logger"],
+    )
+
+
+def test_lines_of_several_threads_do_not_mix() -> None:
+    """The exporter logs from a thread of its own."""
+
+    class ByteByByte(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return sum(super(ByteByByte, self).write(bytes([byte])) for byte in bytes(data))
+
+    stream = ByteByByte()
+    lines = Lines(stream)
+    threads = [
+        threading.Thread(target=lambda: [lines.write(b"x" * 50) for _ in range(50)])
+        for _ in range(4)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [b"x" * 50] * 200 == stream.getvalue().splitlines()
+
+
+# --- Metrics --------------------------------------------------------------------------------------
+
+
+def test_an_exchange_is_counted_by_profile_dialect_quality_and_outcome(books: Books) -> None:
+    """Full and best effort are counted apart."""
+    books.end(facts())
+    books.end(facts(quality="BEST_EFFORT"))
+    counted = [
+        books.value(
+            "requests_total",
+            profile="default",
+            dialect="openai.chat",
+            quality=quality,
+            outcome="forwarded",
+        )
+        for quality in ("FULL", "BEST_EFFORT")
+    ]
+    assert [1, 1] == counted
+
+
+def test_open_exchanges_are_in_flight(books: Books) -> None:
+    """Every begin without its end counts."""
+    first = books.telemetry.begin("default", None)
+    books.telemetry.begin("default", None)
+    assert 2 == books.value("in_flight")
+    first.end(facts())
+    assert 1 == books.value("in_flight")
+
+
+def test_each_stage_is_timed(books: Books) -> None:
+    """The stage's name is the filter's."""
+    books.end(facts())
+    assert 1 == books.value("stage_seconds_count", stage="clean")
+    assert pytest.approx(30.5e-6) == books.value("stage_seconds_sum", stage="cache")
+
+
+def test_the_whole_exchange_is_timed(books: Books) -> None:
+    """From the request's head to the end."""
+    books.end(facts(), took_s=2.0)
+    labels = {"profile": "default", "quality": "FULL", "outcome": "forwarded"}
+    assert 2.0 == books.value("exchange_seconds_sum", **labels)
+
+
+def test_the_first_token_and_the_gaps_are_timed_where_they_are_seen(books: Books) -> None:
+    """A reply nobody read has neither."""
+    books.end(facts())
+    books.end(facts(first_token_ns=300_000_000, token_gaps_ns=[10_000_000, 30_000_000]))
+    labels = {"profile": "default", "quality": "FULL"}
+    assert (1, 0.3) == (
+        books.value("ttft_seconds_count", **labels),
+        books.value("ttft_seconds_sum", **labels),
+    )
+    assert 2 == books.value("inter_token_seconds_count", **labels)
+    assert pytest.approx(0.04) == books.value("inter_token_seconds_sum", **labels)
+
+
+@given(st.lists(st.integers(0, 20_000_000_000), min_size=1))
+def test_gaps_fall_into_the_buckets_that_hold_them(gaps_ns: list[int]) -> None:
+    """A bucket counts all values up to its bound, as Prometheus has it."""
+    histogram = GapHistogram("gaps", "Gaps", ("profile",))
+    histogram.observe(("default",), gaps_ns)
+    (family,) = histogram.collect()
+    counted = {s.labels["le"]: s.value for s in family.samples if s.name == "gaps_bucket"}
+    expected = {
+        str(bound): sum(gap <= round(bound * 1e9) for gap in gaps_ns) for bound in GAP_BOUNDS_S
+    }
+    assert {**expected, "+Inf": len(gaps_ns)} == counted
+
+
+def test_tokens_are_counted_by_direction(books: Books) -> None:
+    """In, out, and those in the upstream's prefix cache."""
+    books.end(facts(usage=Usage(12, 34, 8)))
+    labels = {"profile": "default", "quality": "FULL"}
+    assert [12, 34, 8] == [
+        books.value("tokens_total", direction=direction, **labels)
+        for direction in ("in", "out", "cached")
+    ]
+
+
+def test_a_hit_saves_the_tokens_of_its_answer(books: Books) -> None:
+    """What was not asked again is counted as saved."""
+    notes = {"cache": "hit", "saved.input_tokens": 12, "saved.output_tokens": 34}
+    books.end(facts(outcome=Outcome.ANSWERED, notes=notes))
+    labels = {"profile": "default", "quality": "FULL"}
+    assert 46 == books.value("tokens_total", direction="saved", **labels)
+    assert 1 == books.value("cache_total", outcome="hit")
+
+
+def test_a_failed_filter_is_counted_by_its_note(books: Books) -> None:
+    """The pipeline notes what failed; the books read the notes."""
+    books.end(facts(notes={"clean.failed": "KeyError", "cache": "miss"}))
+    assert 1 == books.value("filter_errors_total", filter="clean")
+
+
+def test_store_and_settings_are_counted(books: Books) -> None:
+    """Who else has something to tell has a method for it."""
+    books.telemetry.store_failed("redis", "get")
+    books.telemetry.store_bypassed("redis", "put")
+    books.telemetry.config_reloaded(good=True)
+    books.telemetry.config_reloaded(good=False)
+    assert [1, 1, 1, 1] == [
+        books.value("store_errors_total", store="redis", op="get"),
+        books.value("store_bypassed_total", store="redis", op="put"),
+        books.value("config_reloads_total", result="taken"),
+        books.value("config_reloads_total", result="refused"),
+    ]
+
+
+def test_a_value_kept_elsewhere_is_read_when_metrics_are(books: Books) -> None:
+    """The store's size, for one."""
+    sizes = [10.0]
+    books.telemetry.read("store_bytes", "Bytes in use", lambda: sizes[-1])
+    sizes.append(20.0)
+    assert 20 == books.value("store_bytes")
+
+
+def test_the_running_version_is_shown(books: Books) -> None:
+    """One series says what runs."""
+    (build,) = [
+        sample
+        for family in books.telemetry.registry.collect()
+        for sample in family.samples
+        if sample.name == "forebay_build_info"
+    ]
+    assert "1.2.3" == build.labels["version"]
+
+
+def test_label_values_without_end_share_one_series() -> None:
+    """Whatever goes wrong with a label, the memory stays bounded."""
+    counter = Counter("sample", "A sample", ["label"], registry=None)
+    children, histogram = Children(counter), GapHistogram("gaps", "Gaps", ("label",))
+    for number in range(MOST_CHILDREN + 50):
+        children[(str(number),)].inc()
+        histogram.observe((str(number),), [1])
+    (counted,), (gaps,) = counter.collect(), histogram.collect()
+    totals = {s.labels["label"]: s.value for s in counted.samples if s.name == "sample_total"}
+    sums = {s.labels["label"]: s.value for s in gaps.samples if s.name == "gaps_count"}
+    assert (MOST_CHILDREN + 1, 50) == (len(totals), totals["other"])
+    assert totals == sums
+
+
+# --- Server-Timing --------------------------------------------------------------------------------
+
+
+def test_stage_times_are_written_in_milliseconds(books: Books) -> None:
+    """The unit of `Server-Timing` is the millisecond."""
+    stages = [("clean", 120_000), ("cache", 50_499)]
+    assert "clean;dur=0.120, cache;dur=0.050" == books.telemetry.server_timing(stages)
+
+
+def test_no_stages_are_an_empty_value(books: Books) -> None:
+    """Nothing ran, nothing is said."""
+    assert "" == books.telemetry.server_timing([])
+
+
+# --- Traceparent ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sampled"),
+    [(SAMPLED, True), (UNSAMPLED, False), (SAMPLED.replace("00-", "01-", 1) + "-more", True)],
+)
+def test_a_traceparent_is_read(text: str, sampled: bool) -> None:
+    """Fields that a later version appends do not matter."""
+    assert TraceParent(TRACE_ID, SPAN_ID, sampled) == parse_traceparent(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "00",
+        SAMPLED.upper(),
+        SAMPLED.replace("00-", "ff-", 1),
+        f"00-{'0' * 32}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{'0' * 16}-01",
+        f"00-{TRACE_ID}-{SPAN_ID}-0",
+        f"00-{TRACE_ID}-{SPAN_ID}-01\n",
+    ],
+)
+def test_a_malformed_traceparent_is_none(text: str | None) -> None:
+    """It starts no trace and breaks nothing."""
+    assert parse_traceparent(text) is None
+
+
+@given(st.text())
+def test_no_text_breaks_the_reading_of_a_traceparent(text: str) -> None:
+    """Any client can send any text."""
+    parse_traceparent(text)
+
+
+# --- Spans ----------------------------------------------------------------------------------------
+
+
+async def test_a_sampled_exchange_is_a_span_below_the_callers(
+    traced: Books, receiver: OtlpReceiver
+) -> None:
+    """Trace and parent are those of the header; name and attributes those of GenAI."""
+    ended = facts(
+        status=200, outcome=Outcome.COMPLETE, usage=Usage(12, 34), finish=Finish.STOP, stages=()
+    )
+    traced.end(ended, SAMPLED, took_s=2.0)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert (TRACE_ID, SPAN_ID) == (span.trace_id.hex(), span.parent_span_id.hex())
+    assert ("chat gpt-4o", Span.SPAN_KIND_SERVER) == (span.name, span.kind)
+    assert 2_000_000_000 == span.end_time_unix_nano - span.start_time_unix_nano
+    assert 1_700_000_002_000_000_000 == span.end_time_unix_nano
+    assert {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-4o",
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 34,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "http.response.status_code": 200,
+        "forebay.profile": "default",
+        "forebay.dialect": "openai.chat",
+        "forebay.pool": "full",
+        "forebay.quality": "FULL",
+        "forebay.outcome": "complete",
+        "forebay.stream": False,
+        "forebay.cache": "miss",
+    } == attributes(span)
+
+
+async def test_each_stage_is_an_event_where_it_ended(traced: Books, receiver: OtlpReceiver) -> None:
+    """The trace shows what took how long."""
+    traced.end(facts(), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert [("clean", 12_000, 12.0), ("cache", 42_500, 30.5)] == [
+        (
+            event.name,
+            event.time_unix_nano - span.start_time_unix_nano,
+            event.attributes[0].value.double_value,
+        )
+        for event in span.events
+    ]
+
+
+async def test_the_service_is_named_forebay(traced: Books, receiver: OtlpReceiver) -> None:
+    """Jaeger lists it under this name."""
+    traced.end(facts(), SAMPLED)
+    await traced.telemetry.close()
+    receiver.wait_for(1)
+    named = {
+        pair.key: pair.value.string_value for pair in receiver.resources[0].resource.attributes
+    }
+    assert ("forebay", "1.2.3") == (named["service.name"], named["service.version"])
+
+
+async def test_an_unsampled_exchange_has_no_span(traced: Books, receiver: OtlpReceiver) -> None:
+    """The proxy decided; its trace id still stands in the log line."""
+    traced.end(facts(), UNSAMPLED)
+    await traced.telemetry.close()
+    assert ([], TRACE_ID) == (receiver.spans, traced.lines[0]["trace_id"])
+
+
+async def test_an_exchange_without_a_caller_starts_a_trace(
+    traced: Books, receiver: OtlpReceiver
+) -> None:
+    """Where the proxy does not trace, Forebay's span is the root, named in the log line."""
+    traced.end(facts())
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert (b"", traced.lines[0]["trace_id"]) == (span.parent_span_id, span.trace_id.hex())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"outcome": Outcome.FAILED}, "failed"),
+        ({"outcome": Outcome.REFUSED}, "refused"),
+        ({"outcome": Outcome.COMPLETE, "status": 503}, "503"),
+    ],
+)
+async def test_what_went_wrong_is_an_error_of_the_span(
+    traced: Books, receiver: OtlpReceiver, changes: Mapping[str, Any], error: str
+) -> None:
+    """Jaeger shows it in red."""
+    traced.end(facts(**changes), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert (Status.STATUS_CODE_ERROR, error) == (span.status.code, attributes(span)["error.type"])
+
+
+@pytest.mark.parametrize("status", [0, 200, 404, 429])
+async def test_a_clients_own_error_is_none_of_the_span(
+    traced: Books, receiver: OtlpReceiver, status: int
+) -> None:
+    """Server spans are not in error for a 4xx."""
+    traced.end(facts(status=status), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert Status.STATUS_CODE_UNSET == span.status.code
+
+
+async def test_long_texts_are_cut_in_spans_too(traced: Books, receiver: OtlpReceiver) -> None:
+    """A client's megabyte of model name is not carried around."""
+    traced.end(facts(model="m" * 1_000_000, notes={"why": "y" * 1_000_000}), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert len(span.SerializeToString()) < 2_000
+
+
+async def test_broken_text_does_not_lose_a_batch(traced: Books, receiver: OtlpReceiver) -> None:
+    """Half a surrogate pair becomes a question mark."""
+    traced.end(facts(model="half \ud800"), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    assert "chat half ?" == span.name
+
+
+async def test_spans_are_counted_as_they_go_out(traced: Books, receiver: OtlpReceiver) -> None:
+    """What ended and what was delivered can be compared."""
+    for _ in range(3):
+        traced.end(facts(), SAMPLED)
+    await traced.telemetry.close()
+    assert [3, 3] == [
+        traced.value("spans_total", result=result) for result in ("ended", "exported")
+    ]
+
+
+@pytest.mark.slow
+async def test_a_dead_receiver_is_said_once_and_nothing_grows() -> None:
+    """Spans are lost and counted, the log stays quiet, a stop stays quick."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        books = Books(otlp_endpoint=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        for _ in range(2500):
+            books.end(facts(), SAMPLED)
+        started = time.monotonic()
+        await books.telemetry.close(bound_s=0.1)
+        assert time.monotonic() - started < 2
+    others = [line["event"] for line in books.lines if line["event"] != "exchange"]
+    assert ["spans are lost"] == others
+    assert 0 < (books.value("spans_total", result="failed") or 0) <= 2500
+
+
+async def test_a_receiver_that_never_answers_does_not_hold_up_the_stop() -> None:
+    """Connections are taken and then nothing comes."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        books = Books(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        books.end(facts(), SAMPLED)
+        started = time.monotonic()
+        await books.telemetry.close(bound_s=0.1)
+        assert time.monotonic() - started < 2
+
+
+def test_without_a_receiver_no_tracer_is_made(books: Books) -> None:
+    """No endpoint, no spans; the trace id is logged all the same."""
+    books.end(facts(), SAMPLED)
+    assert (None, TRACE_ID) == (books.telemetry.spans, books.lines[0]["trace_id"])
+
+
+def test_facts_are_all_a_line_can_show() -> None:
+    """Neither headers nor bodies reach the books, for facts have no field for them."""
+    assert {
+        "profile",
+        "dialect",
+        "model",
+        "pool",
+        "quality",
+        "stream",
+        "status",
+        "outcome",
+        "stages",
+        "notes",
+        "usage",
+        "finish",
+        "first_token_ns",
+        "token_gaps_ns",
+    } == {field.name for field in dataclasses.fields(Facts)}
