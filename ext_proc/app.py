@@ -1,0 +1,153 @@
+"""Put a server together from its settings, run it, and let it end without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO, Final, assert_never
+
+from ext_proc.adapters.clock import SystemClock
+from ext_proc.adapters.memory_store import MemoryStore
+from ext_proc.adapters.redis_store import RedisStore
+from ext_proc.admin import Admin
+from ext_proc.config import (
+    MemorySettings,
+    RedisSettings,
+    Settings,
+    StoreSettings,
+    Watcher,
+    load,
+    parse_host_port,
+)
+from ext_proc.handler import ExtProc
+from ext_proc.session import Gateway, Pool, Profile
+from ext_proc.telemetry import Telemetry
+from ext_proc.telemetry.logs import parse_level
+from ext_proc.transport.grpc_aio import GrpcServer
+from filters.api import Clock, Ports
+from filters.errors import ConfigError
+from filters.pipeline import Pipeline
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve(config: Path | str) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the exit code.
+
+    Raise `ConfigError` when the settings, or an address in them, cannot be used.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    async with running(config, os.environ, sys.stdout.buffer):
+        await stop.wait()
+    return 0
+
+
+@asynccontextmanager
+async def running(
+    config: Path | str, environ: Mapping[str, str], log: BinaryIO
+) -> AsyncIterator[ExtProc]:
+    """Run a server as long as the context lasts; leaving it drains.
+
+    Raise `ConfigError` when the settings, or an address in them, cannot be used.
+    """
+    settings = load(config, environ)
+    clock = SystemClock()
+    telemetry = Telemetry.open(
+        clock,
+        log,
+        version=_version(),
+        level=parse_level(environ.get("FOREBAY_LOG_LEVEL", "")),
+        otlp_endpoint=settings.tracing.endpoint,
+    )
+    telemetry.take_library_logs()
+    store = open_store(settings.store, clock, telemetry)
+    ports = Ports(store=store, clock=clock)
+    handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
+    server = GrpcServer(
+        handler, settings.server.listen, most_message_bytes=settings.server.max_message
+    )
+    not_ready = "starting"
+    host, port = parse_host_port(settings.server.admin)
+    admin = Admin(host, port, telemetry.registry, lambda: not_ready)
+
+    def apply(changed: Settings) -> None:
+        handler.gateway = gateway_of(changed, ports, telemetry)
+
+    watcher = Watcher(
+        config,
+        settings,
+        environ=environ,
+        apply=apply,
+        count=lambda result: telemetry.config_reloaded(good=result == "applied"),
+        log=telemetry.log,
+        sleep=asyncio.sleep,
+    )
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(telemetry.close)
+        closing.push_async_callback(store.close)
+        try:
+            await admin.start()
+        except OSError as error:
+            place = "forebay.server.admin"
+            raise ConfigError(place, f"cannot listen on {host}:{port}: {error.strerror}") from None
+        closing.push_async_callback(admin.stop)
+        try:
+            await server.start()
+        except OSError as error:
+            raise ConfigError("forebay.server.listen", str(error)) from None
+        watching = asyncio.create_task(watcher.run())
+        not_ready = ""
+        try:
+            yield handler
+        finally:
+            not_ready = "draining"
+            watching.cancel()
+            await server.drain(settings.server.drain)
+
+
+def open_store(
+    settings: StoreSettings, clock: Clock, telemetry: Telemetry
+) -> MemoryStore | RedisStore:
+    """Return the store that the settings ask for; it connects when it is first asked."""
+    match settings:
+        case MemorySettings(size=size):
+            memory = MemoryStore(clock, size)
+            telemetry.read("store_bytes", "Bytes kept in memory", lambda: memory.size)
+            return memory
+        case RedisSettings(url=url, timeout=timeout, password=password):
+            shared = RedisStore(url, clock, telemetry, timeout_s=timeout, password=password or None)
+            telemetry.read(
+                "store_breaker",
+                "Redis is asked (0), probed (1), bypassed (2)",
+                lambda: shared.state,
+            )
+            return shared
+        case _:
+            assert_never(settings)
+
+
+def gateway_of(settings: Settings, ports: Ports, telemetry: Telemetry) -> Gateway:
+    """Return what exchanges share under these settings."""
+    pools = {name: Pool(name, pool.cluster, pool.quality) for name, pool in settings.pools.items()}
+    profiles = {
+        name: Profile(name, pools[profile.pool], Pipeline(profile.filters, ports))
+        for name, profile in settings.profiles.items()
+    }
+    return Gateway(profiles, pools, settings.tenant.header, telemetry, ports.clock)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("forebay")
+    except metadata.PackageNotFoundError:
+        return "0+source"
