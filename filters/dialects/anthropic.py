@@ -206,7 +206,7 @@ _SHAPE: Final = Shape(
         Parameter.MAX_TOKENS: (("max_tokens",),),
         Parameter.STOP: (("stop_sequences",),),
     },
-    transport=(("stream",),),
+    transport=(("stream",), ("cache_control",)),
 )
 
 

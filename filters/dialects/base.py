@@ -18,7 +18,7 @@ EVENT_STREAM: Final = "text/event-stream"
 # (combining marks, variation selectors, skin tones, joined emoji) and never inside CRLF.
 _PIECE: Final = re.compile(
     r".{1,24}\S{0,16}(?:(?<=\r)\n)?"
-    "(?:[\u0300-\u036f\u20d0-\u20ff\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]|\u200d.)*",
+    "(?:(?<=\u200d).)?(?:[\u0300-\u036f\u20d0-\u20ff\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]|\u200d.)*",
     re.DOTALL,
 )
 

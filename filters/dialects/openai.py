@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
-from filters.api import Finish, Usage
-from filters.dialects.base import count, is_event_stream, mapping, sse, text
+from filters.api import Delta, Finish, Usage
+from filters.dialects.base import (
+    count,
+    is_event_stream,
+    items,
+    mapping,
+    parse_or_none,
+    sse,
+    text,
+)
 from filters.document import Document, Json, Path, encode
-from filters.framing import Framer, SseFramer
+from filters.framing import Event, Framer, SseFramer
 
 PROVIDER: Final = "openai"
 JSON: Final = "application/json"
@@ -72,6 +80,26 @@ def usage(value: Json) -> Usage | None:
     )
 
 
+def read_chunk(event: Event, said: Callable[[dict[str, Json]], str]) -> Delta:
+    """Read one chunk of a stream of choices, of which the first counts; `[DONE]` ends the stream.
+
+    `said` returns the text in a choice.
+    """
+    delta = Delta(event.raw)
+    if not event.data:
+        return delta
+    if event.data == DONE:
+        delta.done = True
+        return delta
+    chunk = mapping(parse_or_none(event.data))
+    delta.usage = usage(chunk.get("usage"))
+    for choice in map(mapping, items(chunk.get("choices"))):
+        if choice.get("index", 0) == 0:
+            delta.text += said(choice)
+            delta.finish = finish(choice.get("finish_reason"))
+    return delta
+
+
 def wants_usage(root: dict[str, Json]) -> bool:
     """Tell whether the client asked for a last chunk with the usage."""
     return mapping(root.get("stream_options")).get("include_usage") is True
@@ -89,6 +117,55 @@ def error(status: int, message: str) -> bytes:
 
 
 # --- Chunks put together -------------------------------------------------------------------------
+
+
+class Choice(Protocol):
+    """One choice of a streamed reply, put together chunk by chunk."""
+
+    def add(self, choice: dict[str, Json]) -> None:
+        """Take a choice of a chunk; raise `Unfit` for what has no place."""
+
+    def whole(self, index: int) -> dict[str, Json]:
+        """Return the choice as a plain reply has it; raise `Unfit` when it has not finished."""
+
+
+def assemble(events: Iterable[Event], choice_type: Callable[[], Choice], kind: str) -> bytes | None:
+    """Return the plain reply a stream stands for; None unless `[DONE]` came and all finished.
+
+    `kind` is the reply's `object`. None as well after an error, or where something came that
+    cannot be put in its place.
+    """
+    envelope = _Envelope()
+    choices: dict[int, Choice] = {}
+    done = False
+    try:
+        for event in events:
+            if event.data == DONE:
+                done = True
+            elif event.data:
+                _gather(parse_or_none(event.data), envelope, choices, choice_type)
+        whole = [choices[index].whole(index) for index in range(len(choices))]
+    except (Unfit, KeyError):
+        return None
+    return encode(envelope.around(whole, kind)) if done and whole else None
+
+
+def _gather(
+    chunk: Json,
+    envelope: _Envelope,
+    choices: dict[int, Choice],
+    choice_type: Callable[[], Choice],
+) -> None:
+    if not isinstance(chunk, dict):
+        raise Unfit
+    envelope.add(chunk)
+    for choice in map(mapping, items(chunk.get("choices"))):
+        index = choice.get("index")
+        if not isinstance(index, int):
+            raise Unfit
+        if index not in choices:
+            choices[index] = choice_type()
+        choices[index].add(choice)
 
 
 class Unfit(Exception):
@@ -112,7 +189,7 @@ class Strings:
         return {name: "".join(parts) for name, parts in self._parts.items()}
 
 
-class Envelope:
+class _Envelope:
     """What surrounds the choices of a stream: the members of its chunks, and the usage."""
 
     __slots__ = ("_members",)
@@ -121,7 +198,7 @@ class Envelope:
         self._members: dict[str, Json] = {}
 
     def add(self, chunk: dict[str, Json]) -> None:
-        """Take a chunk's members; the first value stays, but for the usage, where the last counts.
+        """Take a chunk's members; the first that says something stays, but for the usage the last.
 
         Raise `Unfit` for an error.
         """
@@ -129,9 +206,9 @@ class Envelope:
             raise Unfit
         members = self._members
         for key, value in chunk.items():
-            if key in _PER_CHUNK or value is None:
+            if key in _PER_CHUNK or (key == "usage" and value is None):
                 continue
-            if key == "usage" or key not in members:
+            if key == "usage" or not members.get(key):
                 members[key] = value
 
     def around(self, choices: list[Json], kind: str) -> dict[str, Json]:
@@ -142,14 +219,6 @@ class Envelope:
 
 
 _PER_CHUNK: Final = frozenset(("choices", "object", "obfuscation"))
-
-
-def index_of(choice: dict[str, Json]) -> int:
-    """Return a choice's index; raise `Unfit` when it has none."""
-    index = choice.get("index")
-    if not isinstance(index, int):
-        raise Unfit
-    return index
 
 
 def add_logprobs(into: dict[str, Json], logprobs: Json) -> None:

@@ -15,7 +15,6 @@ from filters.dialects.base import (
     items,
     joined,
     mapping,
-    parse_or_none,
     pieces,
     text,
 )
@@ -80,40 +79,14 @@ class OpenAIChat:
 
     def read_event(self, event: Event) -> Delta:
         """Read one chunk; `[DONE]` ends the stream."""
-        delta = Delta(event.raw)
-        if not event.data:
-            return delta
-        if event.data == openai.DONE:
-            delta.done = True
-            return delta
-        chunk = mapping(parse_or_none(event.data))
-        delta.usage = openai.usage(chunk.get("usage"))
-        for choice in map(mapping, items(chunk.get("choices"))):
-            if choice.get("index", 0) == 0:
-                delta.text += _text(mapping(choice.get("delta")).get("content"))
-                delta.finish = openai.finish(choice.get("finish_reason"))
-        return delta
+        return openai.read_chunk(event, _said)
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the completion a stream stands for; None unless `[DONE]` came and all finished.
 
         None as well after an error, or where something came that this cannot put in its place.
         """
-        envelope = openai.Envelope()
-        choices: dict[int, _Choice] = {}
-        done = False
-        try:
-            for event in events:
-                if event.data == openai.DONE:
-                    done = True
-                elif event.data:
-                    _gather(parse_or_none(event.data), envelope, choices)
-            whole = [choices[index].whole(index) for index in range(len(choices))]
-        except (openai.Unfit, KeyError):
-            return None
-        if not done or not whole:
-            return None
-        return encode(envelope.around(whole, "chat.completion"))
+        return openai.assemble(events, _Choice, "chat.completion")
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
@@ -193,6 +166,10 @@ _SHAPE: Final = Shape(
 # --- The reply -----------------------------------------------------------------------------------
 
 
+def _said(choice: dict[str, Json]) -> str:
+    return _text(mapping(choice.get("delta")).get("content"))
+
+
 def _text(content: Json) -> str:
     """Return a content's text: a string, or an array of parts as some servers write it."""
     if isinstance(content, list):
@@ -201,18 +178,6 @@ def _text(content: Json) -> str:
 
 
 # --- Streams put together ------------------------------------------------------------------------
-
-
-def _gather(chunk: Json, envelope: openai.Envelope, choices: dict[int, _Choice]) -> None:
-    """Take one chunk; raise `Unfit` for what has no place."""
-    if not isinstance(chunk, dict):
-        raise openai.Unfit
-    envelope.add(chunk)
-    for choice in map(mapping, items(chunk.get("choices"))):
-        index = openai.index_of(choice)
-        if index not in choices:
-            choices[index] = _Choice()
-        choices[index].add(choice)
 
 
 class _Choice:
@@ -235,7 +200,7 @@ class _Choice:
                     self._add(name, part)
             elif key == "logprobs":
                 openai.add_logprobs(self._members, value)
-            elif key != "index" and value is not None:
+            elif key != "index" and (value is not None or key not in self._members):
                 self._members[key] = value
 
     def _add(self, name: str, part: Json) -> None:
@@ -250,7 +215,7 @@ class _Choice:
             self._function = self._function or _Call()
             self._function.add({"function": part})
         elif name == "annotations" and isinstance(part, list):
-            self._message[name] = self._message.get(name, []) + part
+            self._message[name] = items(self._message.get(name)) + part
         elif part:
             raise openai.Unfit
         else:
@@ -274,8 +239,6 @@ class _Choice:
             raise openai.Unfit
         message = {**self._message, **self._strings.joined()}
         calls = [self._calls[key].whole() for key in sorted(self._calls)]
-        if message["content"] == "" and (calls or self._function):
-            message["content"] = None
         if calls:
             message["tool_calls"] = calls
         if self._function:
@@ -328,19 +291,24 @@ def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str,
         yield {**shared, "choices": [], "usage": usage}
 
 
+_CALLS: Final = ("tool_calls", "function_call")
+
+
 def _deltas(message: dict[str, Json]) -> Iterator[dict[str, Json]]:
     """Yield the deltas that add up to a message: texts in pieces, what has no parts whole."""
-    whole: dict[str, Json] = {}
+    start: dict[str, Json] = {"role": "assistant", "content": None}
     texts: list[tuple[str, str]] = []
     for name, value in message.items():
-        if isinstance(value, str) and name != "role":
+        if name == "content" and value is not None:
+            start[name] = ""
+            texts.append((name, _text(value)))
+        elif isinstance(value, str) and name != "role":
             texts.append((name, value))
-        elif name not in ("tool_calls", "function_call") and (value is not None):
-            whole[name] = value
+        elif name not in _CALLS:
+            start[name] = value
+    yield start
     # Servers send what a model thought before what it said.
-    texts.sort(key=lambda named: named[0] == "content")
-    yield {"role": "assistant", "content": "" if text(message.get("content")) else None, **whole}
-    for name, value in texts:
+    for name, value in sorted(texts, key=lambda named: named[0] == "content"):
         for piece in pieces(value):
             yield {name: piece}
     for index, call in enumerate(items(message.get("tool_calls"))):

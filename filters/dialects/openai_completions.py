@@ -13,7 +13,6 @@ from filters.dialects.base import (
     Shape,
     items,
     mapping,
-    parse_or_none,
     pieces,
     text,
 )
@@ -64,35 +63,11 @@ class OpenAICompletions:
 
     def read_event(self, event: Event) -> Delta:
         """Read one chunk; `[DONE]` ends the stream."""
-        delta = Delta(event.raw)
-        if not event.data:
-            return delta
-        if event.data == openai.DONE:
-            delta.done = True
-            return delta
-        chunk = mapping(parse_or_none(event.data))
-        delta.usage = openai.usage(chunk.get("usage"))
-        for choice in map(mapping, items(chunk.get("choices"))):
-            if choice.get("index", 0) == 0:
-                delta.text += text(choice.get("text"))
-                delta.finish = openai.finish(choice.get("finish_reason"))
-        return delta
+        return openai.read_chunk(event, _said)
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the completion a stream stands for; None unless `[DONE]` came and all finished."""
-        envelope = openai.Envelope()
-        choices: dict[int, _Choice] = {}
-        done = False
-        try:
-            for event in events:
-                if event.data == openai.DONE:
-                    done = True
-                elif event.data:
-                    _gather(parse_or_none(event.data), envelope, choices)
-            whole = [choices[index].whole(index) for index in range(len(choices))]
-        except (openai.Unfit, KeyError):
-            return None
-        return encode(envelope.around(whole, _KIND)) if done and whole else None
+        return openai.assemble(events, _Choice, _KIND)
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
@@ -132,18 +107,6 @@ _SHAPE: Final = Shape(
 )
 
 
-def _gather(chunk: Json, envelope: openai.Envelope, choices: dict[int, _Choice]) -> None:
-    """Take one chunk; raise `Unfit` for what has no place."""
-    if not isinstance(chunk, dict):
-        raise openai.Unfit
-    envelope.add(chunk)
-    for choice in map(mapping, items(chunk.get("choices"))):
-        index = openai.index_of(choice)
-        if index not in choices:
-            choices[index] = _Choice()
-        choices[index].add(choice)
-
-
 class _Choice:
     """One choice of a streamed completion, put together piece by piece."""
 
@@ -160,7 +123,7 @@ class _Choice:
                 self._parts.append(text(value))
             elif key == "logprobs":
                 openai.add_logprobs(self._members, value)
-            elif key != "index" and value is not None:
+            elif key != "index" and (value is not None or key not in self._members):
                 self._members[key] = value
 
     def whole(self, index: int) -> dict[str, Json]:
@@ -168,6 +131,10 @@ class _Choice:
         if openai.finish(self._members.get("finish_reason")) is None:
             raise openai.Unfit
         return {"index": index, "text": "".join(self._parts), **self._members}
+
+
+def _said(choice: dict[str, Json]) -> str:
+    return text(choice.get("text"))
 
 
 def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str, Json]]:
@@ -178,8 +145,7 @@ def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str,
     for position, choice in enumerate(map(mapping, items(completion.get("choices")))):
         index = choice.get("index", position)
         for piece in pieces(text(choice.get("text"))):
-            part = {"index": index, "text": piece, "logprobs": None, "finish_reason": None}
-            yield {**shared, "choices": [part]}
+            yield {**shared, "choices": [{"index": index, "text": piece, "finish_reason": None}]}
         yield {**shared, "choices": [{**choice, "index": index, "text": ""}]}
     if with_usage and (usage := completion.get("usage")) is not None:
         yield {**shared, "choices": [], "usage": usage}

@@ -129,9 +129,9 @@ class OpenAIResponses:
         """Return the response that the last event carries, or None when there is none."""
         for event in reversed(events):
             data = mapping(parse_or_none(event.data)) if event.data else {}
-            if data.get("type") in _LAST_EVENTS:
+            if text(data.get("type")) in _LAST_EVENTS:
                 response = mapping(data.get("response"))
-                return encode(response) if response.get("status") in _ENDED else None
+                return encode(response) if text(response.get("status")) in _ENDED else None
         return None
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
@@ -191,7 +191,7 @@ def _texts(
     has_media = False
     for index, part in enumerate(items(content)):
         if isinstance(part, dict):
-            kind = part.get("type")
+            kind = openai.name_of(part)
             if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
                 texts.append(Text(document, (*at, index, "text"), role))
             elif kind != "refusal" and kind not in _TEXT_PARTS:
