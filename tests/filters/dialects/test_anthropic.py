@@ -395,11 +395,16 @@ def test_no_request_is_too_odd_to_refuse(body: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def client_of(
-    status: int, content_type: str, body: bytes
+    status: int, content_type: str, body: bytes, seen: list[tuple[str, bytes]] | None = None
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """Yield the official client of a server that always gives this answer."""
+    """Yield the official client of a server that always gives this answer.
+
+    `seen` receives path and body of each request.
+    """
 
     async def answer(request: web.Request) -> web.Response:
+        if seen is not None:
+            seen.append((request.raw_path, await request.read()))
         return web.Response(status=status, body=body, headers={"content-type": content_type})
 
     app = web.Application()
@@ -408,6 +413,38 @@ async def client_of(
         url = str(server.make_url("/")).rstrip("/")
         async with anthropic.AsyncAnthropic(api_key="k", base_url=url, max_retries=0) as client:
             yield client
+
+
+async def test_what_the_official_client_sends_is_read() -> None:
+    """System prompt, image, tool, parameters and stream, as the client writes them."""
+    seen: list[tuple[str, bytes]] = []
+    answer = ANTHROPIC_MESSAGES.replay(MESSAGE_START["message"], STREAMING)
+    image = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    content: Any = [{"type": "image", "source": image}, {"type": "text", "text": "What is this?"}]
+    async with (
+        client_of(200, *answer, seen) as client,
+        client.messages.stream(
+            model="claude-haiku-4-5",
+            max_tokens=5,
+            extra_body={"temperature": 0},  # anthropic 2 has no argument for it
+            system="You are terse.",
+            messages=[{"role": "user", "content": content}],
+            tools=[{"name": "look", "input_schema": {"type": "object"}}],
+        ) as stream,
+    ):
+        await stream.until_done()
+    ((path, body),) = seen
+    asked = ANTHROPIC_MESSAGES.read(Document(body), path)
+    assert ("claude-haiku-4-5", True, False) == (asked.model, asked.stream, asked.stateful)
+    assert (5, 0) == (
+        asked.parameter(Parameter.MAX_TOKENS),
+        asked.parameter(Parameter.TEMPERATURE),
+    )
+    assert [(Role.SYSTEM, "You are terse."), (Role.USER, "What is this?")] == [
+        (text.role, text.value) for turn in asked.turns() for text in turn.texts
+    ]
+    assert [False, True] == [turn.has_media for turn in asked.turns()]
+    assert ["look"] == [tool["name"] for tool in asked.tools()]
 
 
 @pytest.mark.parametrize("folder", golden.folders(NAME, "reply.json"))

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from google import genai
-from google.genai import errors
+from google.genai import errors, types
 from google.genai.types import GenerateContentResponse, HttpOptions
 from hypothesis import given
 from hypothesis import strategies as st
@@ -376,10 +376,17 @@ def test_every_candidate_must_finish() -> None:
     assert [["a"], ["bc"]] == texts
 
 
-def test_usage_may_follow_the_finish() -> None:
-    """What a late chunk adds is in the assembled response."""
-    usage = {"promptTokenCount": 1, "candidatesTokenCount": 2}
-    whole = assembled(chunk({"text": "a"}, finishReason="STOP"), {"usageMetadata": usage})
+def test_what_one_chunk_says_need_not_be_repeated() -> None:
+    """The role of the first chunk and the counts of any stand in the assembled response."""
+    first = {**chunk({"text": "a"}), "usageMetadata": {"promptTokenCount": 1}}
+    last = {
+        "candidates": [{"content": {"parts": [{"text": "b"}]}, "finishReason": "STOP"}],
+        "usageMetadata": {"candidatesTokenCount": 2},
+    }
+    late = {"usageMetadata": {"totalTokenCount": 3}}
+    whole = assembled(first, last, late)
+    assert {"role": "model", "parts": [{"text": "ab"}]} == whole["candidates"][0]["content"]
+    usage = {"promptTokenCount": 1, "candidatesTokenCount": 2, "totalTokenCount": 3}
     assert usage == whole["usageMetadata"]
 
 
@@ -557,10 +564,17 @@ google_warns = pytest.mark.filterwarnings(
 
 
 @asynccontextmanager
-async def client_of(status: int, content_type: str, body: bytes) -> AsyncIterator[genai.Client]:
-    """Yield the official client of a server that always gives this answer."""
+async def client_of(
+    status: int, content_type: str, body: bytes, seen: list[tuple[str, bytes]] | None = None
+) -> AsyncIterator[genai.Client]:
+    """Yield the official client of a server that always gives this answer.
+
+    `seen` receives path and body of each request.
+    """
 
     async def answer(request: web.Request) -> web.Response:
+        if seen is not None:
+            seen.append((request.raw_path, await request.read()))
         return web.Response(status=status, body=body, headers={"content-type": content_type})
 
     app = web.Application()
@@ -582,6 +596,38 @@ async def stream_of(client: genai.Client) -> Sequence[GenerateContentResponse]:
 
 async def plain_of(client: genai.Client) -> Sequence[GenerateContentResponse]:
     return [await client.aio.models.generate_content(model="m", contents="Hi")]
+
+
+@google_warns
+async def test_what_the_official_client_sends_is_read() -> None:
+    """System instruction, image, tool, parameters and stream, as the client writes them."""
+    seen: list[tuple[str, bytes]] = []
+    answer = GEMINI.replay(chunk({"text": "Hi"}, finishReason="STOP"), prompt_at(SSE_PATH))
+    config = types.GenerateContentConfig(
+        system_instruction="You are terse.",
+        temperature=0,
+        max_output_tokens=5,
+        tools=[types.Tool(function_declarations=[types.FunctionDeclaration(name="look")])],
+    )
+    image = types.Part.from_bytes(data=b"png", mime_type="image/png")
+    async with client_of(200, *answer, seen) as client:
+        stream = await client.aio.models.generate_content_stream(
+            model="gemini-2.5-flash", contents=["What is this?", image], config=config
+        )
+        assert ["Hi"] == [chunk.text async for chunk in stream]
+    ((path, body),) = seen
+    asked = GEMINI.read(Document(body), path)
+    assert ("gemini-2.5-flash", True, False) == (asked.model, asked.stream, asked.stateful)
+    assert (5, 0) == (
+        asked.parameter(Parameter.MAX_TOKENS),
+        asked.parameter(Parameter.TEMPERATURE),
+    )
+    assert [(Role.SYSTEM, "You are terse."), (Role.USER, "What is this?")] == [
+        (text.role, text.value) for turn in asked.turns() for text in turn.texts
+    ]
+    assert [False, True] == [turn.has_media for turn in asked.turns()]
+    assert ["look"] == [tool["functionDeclarations"][0]["name"] for tool in asked.tools()]
+    assert "text/event-stream" == GEMINI.replay({}, asked)[0]
 
 
 @google_warns
