@@ -46,9 +46,9 @@ from filters.document import Document, parse
 from filters.errors import NotJson
 from filters.framing import Event as StreamEvent
 from filters.framing import Framer
-from filters.pipeline import Pipeline, Run
+from filters.pipeline import Pipeline, Run, note_failure
 
-# Headers by which clients prove who they are, one per provider; the first present names the tenant.
+# Headers by which clients prove who they are, one per provider.
 _CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
 """A plain reply longer than this is not looked at; it reaches the client all the same."""
@@ -186,16 +186,26 @@ class Session:
     async def receive(self, event: Event) -> None:
         """Take the next message and send what answers it.
 
-        Raise `ConversationError` when it may not come here; nothing else ever leaves.
+        Raise `ConversationError` when it may not come here; nothing else ever leaves, short of a
+        bug of ours. Either way the exchange is finished as failed.
         """
-        after = advance(self._phase, event.message, last=event.last)
-        if after is Phase.REPEATED:
-            await self._peer.send(Pass(event.message))
-            return
-        self._phase = after
-        if self._ended:
-            await self._peer.send(Pass(event.message))
-            return
+        try:
+            after = advance(self._phase, event.message, last=event.last)
+            if after is not Phase.REPEATED:
+                self._phase = after
+            if after is Phase.REPEATED or self._ended:
+                await self._peer.send(Pass(event.message))
+            else:
+                await self._take(event)
+        except Exception:
+            await self._finish(Outcome.FAILED)
+            raise
+
+    async def leave(self) -> None:
+        """Finish an exchange whose stream is over, however that came about."""
+        await self._finish(Outcome.GONE)
+
+    async def _take(self, event: Event) -> None:
         match event:
             case Headers(Message.REQUEST_HEADERS):
                 await self._on_request_headers(event)
@@ -210,10 +220,6 @@ class Session:
             case _:
                 assert_never(event)
 
-    async def leave(self) -> None:
-        """Finish an exchange whose stream is over, however that came about."""
-        await self._finish(Outcome.GONE)
-
     # --- Request ---------------------------------------------------------------------------------
 
     async def _on_request_headers(self, event: Headers) -> None:
@@ -223,13 +229,13 @@ class Session:
         if name is None:
             await self._let_pass(event, None)
             return
-        self._record = self._gateway.observer.begin(
-            name, self._traceparent or headers.get("traceparent")
-        )
         path = headers.get(":path", "")
         head = RequestHead(headers.get(":method", ""), path, headers)
         dialect = dialect_of(head.method, path)
         self._facts = Facts(name, dialect)
+        self._record = self._gateway.observer.begin(
+            name, self._traceparent or headers.get("traceparent")
+        )
         profile = self._gateway.profiles.get(name)
         if profile is None:
             await self._refuse(dialect, name)
@@ -248,7 +254,8 @@ class Session:
 
     async def _on_request_body(self, event: Body) -> None:
         profile, head, dialect, facts = self._profile, self._head, self._dialect, self._facts
-        if profile is None or head is None or dialect is None or facts is None:
+        if profile is None or head is None or dialect is None or facts is None or self._exchange:
+            # A body before trailers does not say that it is the last, and may come twice as well.
             await self._peer.send(Pass(event.message))
             return
         try:
@@ -278,7 +285,10 @@ class Session:
 
     def _forward(self, profile: Profile, exchange: Exchange) -> Forward:
         """Say how the request goes upstream, and what the client is told with its reply."""
-        pool = self._gateway.pools.get(exchange.pool, profile.pool)
+        pool = self._gateway.pools.get(exchange.pool)
+        if pool is None:
+            exchange.note("pool.unknown", exchange.pool)
+            pool = profile.pool
         set_headers = exchange.upstream_headers
         set_headers["x-model-quality"] = pool.quality
         if pool is not profile.pool:
@@ -348,23 +358,27 @@ class Session:
 
     async def _on_trailers(self, event: Trailers) -> None:
         """Trailers end a direction; those of the reply end the exchange."""
-        if event.message is Message.RESPONSE_TRAILERS:
-            self._read(b"", last=True)
+        if event.message is Message.REQUEST_TRAILERS:
+            await self._peer.send(Pass(event.message))
+            return
+        left = b"".join(delta.raw for delta in self._read(b"", last=True))
+        if left and self._mode is Mode.FULL_DUPLEX:
+            await self._peer.send(Stream(left, last=False))
         await self._peer.send(Pass(event.message))
-        if event.message is Message.RESPONSE_TRAILERS:
-            self._peer.close()
-            await self._finish(Outcome.COMPLETE)
+        self._peer.close()
+        await self._finish(Outcome.COMPLETE)
 
     # --- Reply -----------------------------------------------------------------------------------
 
     async def _on_response_headers(self, event: Headers) -> None:
         exchange, run, facts = self._exchange, self._run, self._facts
+        status = event.headers.get(":status", "")
+        if facts is not None:
+            facts.status = int(status) if status.isascii() and status.isdigit() else 0
         if exchange is None or run is None or facts is None:
             # The proxy answered by itself before the request was whole, for instance with 413.
             await self._let_pass(event, "answered by the proxy")
             return
-        status = event.headers.get(":status", "")
-        facts.status = int(status) if status.isascii() and status.isdigit() else 0
         exchange.reply_head = ReplyHead(facts.status, event.headers)
         await run.response(exchange)
         self._mode = self._reading_mode(exchange, last=event.last)
@@ -397,18 +411,20 @@ class Session:
 
     async def _on_response_body(self, event: Body) -> None:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
+        # A buffered body is whole, also where trailers follow it.
+        last = event.last or self._mode is Mode.BUFFERED
         if self._mode is Mode.STREAMED:
             await self._peer.send(Pass(event.message))
-            self._read(event.data, last=event.last)
+            self._read(event.data, last=last)
         else:
-            made = b"".join(delta.raw for delta in self._read(event.data, last=event.last))
+            made = b"".join(delta.raw for delta in self._read(event.data, last=last))
             if self._mode is Mode.FULL_DUPLEX:
                 await self._peer.send(Stream(made, event.last))
             elif made == event.data:
                 await self._peer.send(Pass(event.message))
             else:
                 await self._peer.send(Replace(made))
-        if event.last:
+        if last:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
 
@@ -422,11 +438,15 @@ class Session:
             events = [*events, *framer.close()]
         deltas: list[Delta] = []
         for event in events:
-            delta = (
-                _whole_reply(exchange.dialect, event)
-                if isinstance(framer, WholeBody)
-                else exchange.dialect.read_event(event)
-            )
+            try:
+                delta = (
+                    _whole_reply(exchange.dialect, event)
+                    if isinstance(framer, WholeBody)
+                    else exchange.dialect.read_event(event)
+                )
+            except Exception as error:  # noqa: BLE001 - fail-open: the bytes reach the client
+                note_failure(exchange, exchange.dialect.name, error)
+                delta = Delta(event.raw)
             self._count(delta)
             deltas.extend(run.delta(exchange, delta))
         return deltas
@@ -436,7 +456,8 @@ class Session:
         facts = self._facts
         if facts is None:
             return
-        facts.usage = delta.usage or facts.usage
+        if delta.usage is not None:
+            facts.usage = _greatest(delta.usage, facts.usage)
         facts.finish = delta.finish or facts.finish
         if not delta.text:
             return
@@ -450,17 +471,21 @@ class Session:
     # --- End -------------------------------------------------------------------------------------
 
     async def _finish(self, outcome: Outcome) -> None:
-        """Let every filter let go, then write the books; the second call does nothing."""
-        if self._ended:
-            return
+        """Let every filter let go, then write the books; the first outcome counts.
+
+        What a cancelled call left undone the next one does.
+        """
+        facts = self._facts
+        if not self._ended and facts is not None:
+            facts.outcome = outcome
         self._ended = True
         try:
-            if self._run is not None and self._exchange is not None:
-                await self._run.finish(self._exchange, outcome)
+            if self._run is not None and self._exchange is not None and facts is not None:
+                await self._run.finish(self._exchange, facts.outcome)
         finally:  # also when cancelled: the books count what is in flight
-            if self._record is not None and self._facts is not None:
-                self._facts.outcome = outcome
-                self._record.end(self._facts)
+            record, self._record = self._record, None
+            if record is not None and facts is not None:
+                record.end(facts)
 
     def _server_timing(self) -> str:
         run = self._run
@@ -503,23 +528,31 @@ def _whole_reply(dialect: Dialect, event: StreamEvent) -> Delta:
     return Delta(event.raw, reply.text, reply.finish, reply.usage, done=reply.finish is not None)
 
 
-def tenant_of(head: RequestHead, tenant_header: str) -> str:
-    """Return whose request this is, as a hash: by the mesh's header, else by its credential.
+def _greatest(usage: Usage, before: Usage | None) -> Usage:
+    """Join counts spread over events: each is a running total, and 0 where an event has none."""
+    if before is None:
+        return usage
+    return Usage(
+        max(usage.input, before.input),
+        max(usage.output, before.output),
+        max(usage.cached, before.cached),
+    )
 
-    Requests without either share one tenant, which no credential can name.
+
+def tenant_of(head: RequestHead, tenant_header: str) -> str:
+    """Return whose request this is, as a hash: by the mesh's header, else by its credentials.
+
+    All of them count, for the one that the upstream reads is not known here. Requests without any
+    share one tenant, which no credential can name.
     """
     headers = head.headers
     if tenant_header:
         return _hashed("mesh", headers.get(tenant_header, ""))
-    for name in _CREDENTIALS:
-        if value := headers.get(name):
-            return _hashed(name, value)
+    found = [f"{name}:{value}" for name in _CREDENTIALS if (value := headers.get(name))]
     if "key=" in head.path:  # Gemini's clients may send the key in the query
         query = head.path.partition("?")[2]
-        for member in query.split("&"):
-            if member.startswith("key="):
-                return _hashed("x-goog-api-key", member[4:])
-    return _hashed("none", "")
+        found += [member for member in query.split("&") if member.startswith("key=")]
+    return _hashed("client", "\n".join(found))  # no header holds a line feed
 
 
 def _hashed(kind: str, value: str) -> str:

@@ -1,0 +1,596 @@
+"""One exchange: scripts of what the proxy says and what it is told, and what no script can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc import session as session_module
+from ext_proc.codec import Body, Event, Forward, Headers, Mode, Pass, Respond, Trailers
+from ext_proc.conversation import Message
+from ext_proc.session import WholeBody, tenant_of
+from filters import BUILT_IN
+from filters.api import (
+    CONTINUE,
+    Config,
+    Delta,
+    Exchange,
+    Filter,
+    Need,
+    Outcome,
+    RequestHead,
+    Verdict,
+)
+from filters.cache import CacheConfig, CacheFilter
+from filters.dialects import DIALECTS
+from filters.dialects.openai_chat import OpenAIChat
+from filters.errors import ConversationError, FilterError, PortError
+from filters.framing import Event as StreamEvent
+from filters.pipeline import AnyFilter
+from tests.fakes import PortWait, drive
+from tests.session_scripts import BEST_EFFORT, Stage, check
+
+SCRIPTS: Final = Path(__file__).parent.parent / "scripts"
+
+
+class Shout(Filter[Config]):
+    """Makes every answer upper case."""
+
+    name: ClassVar[str] = "shout"
+    config_type: ClassVar[type[Config]] = Config
+    edits_stream: ClassVar[bool] = True
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.need(Need.REPLY)
+        return CONTINUE
+
+    def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
+        loud = delta.raw.replace(delta.text.encode(), delta.text.upper().encode())
+        return (Delta(loud, delta.text.upper(), delta.finish, delta.usage, delta.done),)
+
+
+class Hold(Filter[Config]):
+    """Holds something until the exchange ends."""
+
+    name: ClassVar[str] = "hold"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.need(Need.END)
+        return CONTINUE
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        exchange.note("held until", outcome)
+
+
+class Lose(Filter[Config]):
+    """Names a pool that does not exist."""
+
+    name: ClassVar[str] = "lose"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.pool = "no such pool"
+        return CONTINUE
+
+
+FAQ: Final = (CacheFilter, CacheConfig(any_temperature=True, admit_after=1))
+PROFILES: Final[Mapping[str, list[tuple[type[AnyFilter], Any]]]] = {
+    "default": [(kind, kind.config_type()) for kind in BUILT_IN.values()],
+    "faq": [FAQ],
+    "raw": [],
+    "cheap": [FAQ],
+    "shout": [(Shout, Config())],
+    "hold": [(Hold, Config())],
+    "lose": [(Lose, Config())],
+}
+
+
+def stage() -> Stage:
+    return Stage(PROFILES, pools={"cheap": BEST_EFFORT})
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.txt")), ids=lambda file: file.stem)
+def test_an_exchange_goes_as_its_script_says(script: Path) -> None:
+    """Every script in `tests/scripts` plays as it is written, to the letter."""
+    check(stage(), script.read_text())
+
+
+# --- Building blocks -----------------------------------------------------------------------------
+
+PATHS: Final = {
+    "openai.chat": "/v1/chat/completions",
+    "openai.completions": "/v1/completions",
+    "openai.responses": "/v1/responses",
+    "openai.embeddings": "/v1/embeddings",
+    "gemini.generate": "/v1beta/models/m:generateContent",
+    "anthropic.messages": "/v1/messages",
+}
+BODIES: Final = {
+    "openai.chat": b'{"model":"m","messages":[{"role":"user","content":"hi"}]}',
+    "openai.completions": b'{"model":"m","prompt":"hi"}',
+    "openai.responses": b'{"model":"m","input":"hi"}',
+    "openai.embeddings": b'{"model":"m","input":"hi"}',
+    "gemini.generate": b'{"contents":[{"role":"user","parts":[{"text":"hi"}]}]}',
+    "anthropic.messages": b'{"max_tokens":9,"messages":[{"role":"user","content":"hi"}]}',
+}
+CHAT: Final = BODIES["openai.chat"]
+STREAMED_CHAT: Final = CHAT.replace(b"{", b'{"stream":true,', 1)
+ANSWER: Final = (
+    b'{"id":"1","object":"chat.completion","model":"m","choices":[{"index":0,"message":'
+    b'{"role":"assistant","content":"\xe6\xb0\xb4"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":2,"completion_tokens":1}}'
+)
+EVENTS: Final = (
+    b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"wa"}}]}\r\n\r\n'
+    b": a comment\n\n"
+    b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"ter"},"finish_reason":"stop"}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+SSE: Final = "text/event-stream"
+JSON: Final = "application/json"
+
+
+def request(
+    body: bytes = CHAT, dialect: str = "openai.chat", headers: Mapping[str, str] | None = None
+) -> list[Event]:
+    head = {":method": "POST", ":path": PATHS[dialect], **(headers or {})}
+    return [
+        Headers(Message.REQUEST_HEADERS, head, last=False),
+        Body(Message.REQUEST_BODY, body, last=True),
+    ]
+
+
+def reply(content_type: str, *chunks: bytes, status: str = "200") -> list[Event]:
+    head = {":status": status, "content-type": content_type}
+    last = len(chunks) - 1
+    return [
+        Headers(Message.RESPONSE_HEADERS, head, last=not chunks),
+        *(Body(Message.RESPONSE_BODY, data, at == last) for at, data in enumerate(chunks)),
+    ]
+
+
+def stored(made: Stage) -> list[bytes]:
+    """Return the values in the store."""
+    return [value for _, value in made.store.values.values()]
+
+
+def outcomes(made: Stage) -> list[Outcome]:
+    return [facts.outcome for facts in made.books.ended]
+
+
+# --- Bodies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_an_untouched_body_goes_out_as_it_came(name: str) -> None:
+    """No filter edits it, so no bytes are sent back: the proxy keeps the ones it has."""
+    made = stage()
+    made.open("hold")
+    forward = made.receive(*request(BODIES[name], name))[-1]
+    assert isinstance(forward, Forward)
+    assert forward.body is None
+    assert "content-length" not in forward.set_headers
+
+
+def test_the_length_of_a_rewritten_body_is_in_bytes() -> None:
+    """The proxy refuses a body whose length is not what its header says."""
+    made = stage()
+    made.open("default")
+    body = '{"messages":[{"role":"user","content":"水  <b>是</b>  什么"}]}'.encode()
+    forward = made.receive(*request(body))[-1]
+    assert isinstance(forward, Forward)
+    assert '{"messages":[{"role":"user","content":"水 是 什么"}]}'.encode() == forward.body
+    assert str(len(forward.body)) == forward.set_headers["content-length"]
+
+
+def nested(levels: int) -> bytes:
+    """Make a chat whose last member is nested, and which the default profile would edit."""
+    deep = b"[" * levels + b"]" * levels
+    return b'{"messages":[{"role":"user","content":"a   b"}],"temperature":0,"x":%b}' % deep
+
+
+def test_a_body_nested_too_deep_to_read_passes() -> None:
+    """5,000 levels are no reason to fail: the request goes on unread."""
+    made = stage()
+    made.open("default")
+    assert made.receive(*request(nested(5000)))[-1] == Pass(
+        Message.REQUEST_BODY, {"x-forebay-profile": "default"}
+    )
+    assert {"pass": "not JSON"} == made.books.ended[0].notes
+
+
+def test_a_body_nested_as_deep_as_can_be_read_passes_or_is_read() -> None:
+    """There is no depth between that breaks what comes after the reading."""
+    read = set()
+    for levels in range(850, 1001):
+        made = stage()
+        made.open("default")
+        command = made.receive(*request(nested(levels)))[-1]
+        read.add(isinstance(command, Forward))
+        assert [Outcome.FORWARDED if isinstance(command, Forward) else Outcome.PASSED] == outcomes(
+            made
+        )
+    assert {True, False} == read
+
+
+# --- Replies -------------------------------------------------------------------------------------
+
+
+def stored_after(body: bytes, content_type: str, *chunks: bytes) -> list[bytes]:
+    """Play a miss whose reply comes in `chunks`; check that each passes at once."""
+    made = stage()
+    made.open("faq")
+    made.receive(*request(body))
+    head, *bodies = reply(content_type, *chunks)
+    expected = [Pass(Message.RESPONSE_HEADERS, response_body=Mode.STREAMED)]
+    assert expected == made.receive(head)
+    for event in bodies:
+        assert [Pass(Message.RESPONSE_BODY)] == made.receive(event)
+    assert [Outcome.COMPLETE] == outcomes(made)
+    return stored(made)
+
+
+@pytest.mark.parametrize("cut", range(1, len(EVENTS)))
+def test_a_stream_cut_anywhere_is_stored_the_same(cut: int) -> None:
+    """The network's cuts are not the events', and nobody waits for them."""
+    whole = stored_after(STREAMED_CHAT, SSE, EVENTS)
+    assert 1 == len(whole)
+    assert b'"content":"water"' in whole[0]
+    assert whole == stored_after(STREAMED_CHAT, SSE, EVENTS[:cut], EVENTS[cut:])
+
+
+@given(st.lists(st.integers(0, len(ANSWER)), max_size=5))
+def test_a_plain_reply_cut_anywhere_is_stored_the_same(cuts: list[int]) -> None:
+    """The same of one JSON object, in the midst of a character too; empty chunks included."""
+    places = [0, *sorted(cuts), len(ANSWER)]
+    chunks = [ANSWER[a:b] for a, b in pairwise(places)]
+    assert stored_after(CHAT, JSON, ANSWER) == stored_after(CHAT, JSON, *chunks)
+
+
+def test_a_chunk_passes_on_before_it_is_looked_at() -> None:
+    """Storing and reading delay no client: the reply to the last chunk comes before the store."""
+    made = stage()
+    made.open("faq")
+    made.receive(*request(), *reply(JSON, ANSWER))
+    lines = made.transcript.lines
+    order = ["<< pass response body", "<< close", ".. store put", ".. end complete"]
+    assert order == [line for line in lines if line in order]
+
+
+def test_a_plain_reply_over_the_bound_passes_piece_by_piece() -> None:
+    """What is too long to look at is not kept."""
+    framer = WholeBody(most_bytes=4)
+    assert [] == framer.feed(b"123")
+    assert [StreamEvent(b"12345")] == framer.feed(b"45")
+    assert [StreamEvent(b"6")] == framer.feed(b"6")
+    assert [] == framer.close()
+
+
+def test_a_plain_reply_within_the_bound_is_one_event() -> None:
+    """It comes with the end, and carries all bytes as its data."""
+    framer = WholeBody(most_bytes=4)
+    assert [] == framer.feed(b"12") + framer.feed(b"34")
+    assert [StreamEvent(b"1234", data=b"1234")] == framer.close()
+
+
+def test_the_gaps_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without end does not fill the memory."""
+    monkeypatch.setattr(session_module, "MOST_TOKEN_GAPS", 3)
+    made = stage()
+    made.open("faq")
+    made.receive(*request(STREAMED_CHAT))
+    made.clock.advance(1)
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    made.receive(*reply(SSE, *[event] * 9))
+    assert [0, 0, 0] == made.books.ended[0].token_gaps_ns
+
+
+def test_a_dialect_that_fails_at_an_event_costs_the_client_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bug in reading leaves the bytes as they are, and a note."""
+
+    def broken(self: OpenAIChat, event: StreamEvent) -> Delta:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OpenAIChat, "read_event", broken)
+    made = stage()
+    made.open("shout")
+    made.receive(*request(STREAMED_CHAT))
+    _, *sent = made.receive(*reply(SSE, EVENTS[:70], EVENTS[70:]))
+    assert EVENTS == b"".join(getattr(command, "data", b"") for command in sent)
+    assert "ZeroDivisionError" == made.books.ended[0].notes["openai.chat.failed"]
+
+
+# --- Ends ----------------------------------------------------------------------------------------
+
+CONVERSATION: Final = [
+    *request(STREAMED_CHAT),
+    *reply(SSE, EVENTS[:30], EVENTS[30:90], EVENTS[90:]),
+]
+
+
+class Witness(Filter[Config]):
+    """Counts its ends."""
+
+    name: ClassVar[str] = "witness"
+    config_type: ClassVar[type[Config]] = Config
+    ends: ClassVar[list[Outcome]] = []
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+
+@pytest.fixture
+def witnessed() -> Stage:
+    """Make a profile `all`: a cache of everything between two filters that count their ends."""
+    Witness.ends.clear()
+    return Stage({"all": [(Witness, Config()), FAQ, (Witness, Config())]})
+
+
+@pytest.mark.parametrize("after", range(len(CONVERSATION)))
+def test_a_client_that_leaves_ends_the_exchange_once(witnessed: Stage, after: int) -> None:
+    """In whatever phase: filters that saw the request finish as gone, and nothing is stored."""
+    witnessed.open("all")
+    witnessed.receive(*CONVERSATION[:after])
+    for _ in range(2):
+        witnessed.leave()
+    assert ([Outcome.GONE] if after else []) == outcomes(witnessed)
+    assert ([Outcome.GONE] * 2 if after > 1 else []) == Witness.ends
+    assert [] == stored(witnessed)
+
+
+def test_a_client_that_leaves_after_the_end_changes_nothing(witnessed: Stage) -> None:
+    """The end of the stream follows every exchange; the books are closed by then."""
+    witnessed.open("all")
+    witnessed.receive(*CONVERSATION)
+    witnessed.leave()
+    assert [Outcome.COMPLETE] == outcomes(witnessed)
+    assert [Outcome.COMPLETE] * 2 == Witness.ends
+    assert 1 == len(stored(witnessed))
+
+
+class Cancelled(BaseException):
+    """Stands for the event loop's own."""
+
+
+@pytest.mark.parametrize("wait", range(3))
+def test_an_exchange_cancelled_while_it_waits_ends_once(witnessed: Stage, wait: int) -> None:
+    """Looking up, counting, storing: wherever the cancellation comes, all let go exactly once."""
+    witnessed.store.waiting = True
+    witnessed.open("all")
+    waited = 0
+
+    async def whole() -> None:
+        for event in CONVERSATION:
+            await witnessed.session.receive(event)
+
+    running = whole()
+    while waited <= wait:
+        assert PortWait("store") == running.send(None)
+        waited += 1
+    with pytest.raises(Cancelled):
+        running.throw(Cancelled())
+    drive(witnessed.session.leave())
+    at_the_end = wait == 2
+    assert [Outcome.COMPLETE if at_the_end else Outcome.GONE] == outcomes(witnessed)
+    assert (2 if at_the_end else 1) == len(Witness.ends)
+    assert set(outcomes(witnessed)) == set(Witness.ends)
+    assert [] == stored(witnessed)
+
+
+@pytest.mark.parametrize(
+    ("before", "event"),
+    [
+        (0, Body(Message.REQUEST_BODY, CHAT, last=True)),
+        (1, Trailers(Message.RESPONSE_TRAILERS)),
+        (2, Headers(Message.REQUEST_HEADERS, {}, last=True)),
+        (3, Headers(Message.RESPONSE_HEADERS, {}, last=True)),
+        (4, Trailers(Message.REQUEST_TRAILERS)),
+    ],
+)
+def test_a_message_out_of_place_ends_the_exchange_as_failed(
+    witnessed: Stage, before: int, event: Event
+) -> None:
+    """The proxy broke the protocol: nothing is sent, nothing stored, and all let go."""
+    witnessed.open("all")
+    witnessed.receive(*CONVERSATION[:before])
+    sent = len(witnessed.peer.commands)
+    with pytest.raises(ConversationError):
+        witnessed.receive(event)
+    witnessed.leave()
+    assert sent == len(witnessed.peer.commands)
+    assert ([Outcome.FAILED] if before else []) == outcomes(witnessed)
+    assert ([Outcome.FAILED] * 2 if before > 1 else []) == Witness.ends
+    assert [] == stored(witnessed)
+
+
+def test_a_bug_of_ours_ends_the_exchange_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the session, for the stream to fail open, and the books are closed all the same."""
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OpenAIChat, "read", broken)
+    made = stage()
+    made.open("default")
+    with pytest.raises(ZeroDivisionError):
+        made.receive(*request())
+    made.leave()
+    assert [Outcome.FAILED] == outcomes(made)
+
+
+# --- Filters that fail ---------------------------------------------------------------------------
+
+SECRET: Final = "the prompt said: my password"
+
+
+class BreakConfig(Config, frozen=True):
+    """Where to fail, and with what."""
+
+    hook: str
+    error: Any = None
+
+
+class Break(Filter[BreakConfig]):
+    """Edits everything it can, and fails in one hook."""
+
+    name: ClassVar[str] = "break"
+    config_type: ClassVar[type[Config]] = BreakConfig
+    edits_stream: ClassVar[bool] = True
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.config.hook:
+            raise self.config.error or RuntimeError(SECRET)
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        if self.config.hook == "request":
+            exchange.prompt.turns()[0].texts[0].value = "edited"
+            exchange.upstream_headers["x-edited"] = "yes"
+        self._fail("request")
+        return CONTINUE
+
+    async def on_response(self, exchange: Exchange) -> None:
+        self._fail("response")
+
+    def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
+        if self.config.hook == "delta":
+            delta.raw = b"edited"
+        self._fail("delta")
+        return (delta,)
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        self._fail("finish")
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"), [(CHAT, (JSON, ANSWER)), (STREAMED_CHAT, (SSE, EVENTS))]
+)
+@pytest.mark.parametrize("hook", ["request", "response", "delta", "finish"])
+def test_a_filter_that_fails_harms_nobody(
+    hook: str, body: bytes, answer: tuple[str, bytes]
+) -> None:
+    """Request and reply go on byte for byte, later filters run, and a note says which failed."""
+    made = Stage({"all": [(Break, BreakConfig(hook=hook)), FAQ]})
+    made.open("all")
+    forward = made.receive(*request(body))[-1]
+    assert isinstance(forward, Forward)
+    assert forward.body is None
+    assert {"x-cache": "MISS", "x-model-quality": "FULL"} == forward.set_headers
+    content_type, data = answer
+    _, *sent = made.receive(*reply(content_type, data[:50], data[50:]))
+    if content_type == SSE:
+        assert data == b"".join(getattr(command, "data", b"") for command in sent)
+    [facts] = made.books.ended
+    assert Outcome.COMPLETE is facts.outcome
+    assert "RuntimeError" == facts.notes["break.failed"]
+    assert "miss" == facts.notes["cache"]
+    assert SECRET not in "\n".join(made.transcript.lines)
+
+
+def test_a_port_that_fails_is_named_in_the_note() -> None:
+    """A filter that lets a `PortError` out fails like any other; the note has the port's words."""
+    error = PortError("upstream: no answer in 5 ms")
+    made = Stage({"all": [(Break, BreakConfig(hook="request", error=error))]})
+    made.open("all")
+    made.receive(*request())
+    assert {"break.failed": "upstream: no answer in 5 ms"} == made.books.ended[0].notes
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_refusal_reaches_the_client_in_its_providers_shape(name: str) -> None:
+    """Status and text of a `FilterError`, in the JSON that the client's library reads."""
+    error = FilterError(429, "too many requests in 15 s")
+    made = Stage({"all": [(Break, BreakConfig(hook="request", error=error))]})
+    made.open("all")
+    respond = made.receive(*request(BODIES[name], name))[-1]
+    assert isinstance(respond, Respond)
+    assert 429 == respond.status
+    assert DIALECTS[name].error(429, "too many requests in 15 s") == respond.body
+    assert "application/json" == respond.headers["content-type"]
+    assert "all" == respond.headers["x-forebay-profile"]
+    [facts] = made.books.ended
+    assert (Outcome.ANSWERED, 429) == (facts.outcome, facts.status)
+
+
+# --- Traces and tenants --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "header", "expected"),
+    [("a", "b", "a"), (None, "b", "b"), (None, None, None)],
+)
+def test_the_trace_goes_on_from_the_proxys_span(
+    metadata: str | None, header: str | None, expected: str | None
+) -> None:
+    """The proxy's own span is the parent; without one it is the client's."""
+    made = stage()
+    made.open("default", metadata)
+    made.receive(*request(headers={"traceparent": header} if header else None))
+    assert [("default", expected)] == made.books.begun
+
+
+def tenant(path: str = "/", mesh: str = "", **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return tenant_of(RequestHead("POST", path, named), mesh)
+
+
+def test_the_same_credential_is_the_same_tenant() -> None:
+    """Whatever else differs."""
+    assert tenant("/a", authorization="Bearer k") == tenant(
+        "/b?x=1", authorization="Bearer k", user_agent="curl"
+    )
+
+
+DIFFERENT: Final[Sequence[tuple[str, dict[str, str]]]] = [
+    ("/", {}),
+    ("/", {"authorization": "k"}),
+    ("/", {"authorization": "K"}),
+    ("/", {"x_api_key": "k"}),
+    ("/", {"x_goog_api_key": "k"}),
+    ("/", {"api_key": "k"}),
+    ("/?key=k", {}),
+    ("/?alt=sse&key=l", {}),
+    ("/?key=k", {"authorization": "k"}),
+    ("/", {"authorization": "k", "x_api_key": "k"}),
+    ("/", {"authorization": "k", "x_api_key": "l"}),
+    ("/", {"authorization": "k, x-api-key:k"}),
+    ("/", {"mesh": "x_team", "x_team": "k"}),
+    ("/", {"mesh": "x_team", "x_team": "l"}),
+    ("/", {"mesh": "x_team"}),
+]
+
+
+def test_tenants_that_differ_in_any_credential_differ() -> None:
+    """A shared gateway token beside keys of their own, one key in another header: all differ."""
+    tenants = [
+        tenant(path, **{**headers, "mesh": headers.get("mesh", "").replace("_", "-")})
+        for path, headers in DIFFERENT
+    ]
+    assert len(DIFFERENT) == len(set(tenants))
+
+
+def test_a_mesh_that_names_the_tenant_has_the_last_word() -> None:
+    """Credentials do not matter then."""
+    assert tenant(mesh="x-team", x_team="a", authorization="k") == tenant(
+        "/?key=l", mesh="x-team", x_team="a", x_api_key="m"
+    )
+
+
+def test_no_word_of_a_credential_is_in_the_tenant() -> None:
+    """It is part of keys that leave the process: a hash of 16 bytes."""
+    found = tenant(authorization="Bearer abcdef")
+    assert 32 == len(found)
+    assert set(found) <= set("0123456789abcdef")
+
+
+def test_a_question_mark_less_key_names_nobody() -> None:
+    """Only the query counts, and only a member of that name."""
+    assert tenant("/") == tenant("/key=k") == tenant("/?monkey=k") == tenant("/?x=key=k")
