@@ -109,8 +109,12 @@ class YamlFile:
                     return line, None
                 key, node = members[-1]
                 line = key.start_mark.line + 1
-            elif isinstance(node, yaml.SequenceNode) and int(step) < len(node.value):
-                node = node.value[int(step)]
+            elif (
+                isinstance(node, yaml.SequenceNode)
+                and isinstance(step, int)
+                and step < len(node.value)
+            ):
+                node = node.value[step]
                 line = max(line, node.start_mark.line + 1)
             else:
                 return line, None
@@ -133,7 +137,7 @@ def parse_yaml(name: str, raw: bytes | str) -> YamlFile:
     try:
         node = yaml.compose(raw, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise _refused(name, *_syntax_error(error)) from None
+        raise _refused(name, *_syntax_error(raw, error)) from None
     except yaml.reader.ReaderError as error:
         raise _refused(name, None, f"expected UTF-8 text, got: {error.reason}") from None
     except RecursionError:
@@ -237,12 +241,16 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     return text
 
 
-def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int | None, str]:
+def _syntax_error(raw: bytes | str, error: yaml.MarkedYAMLError) -> tuple[int | None, str]:
     mark = error.problem_mark or error.context_mark
-    reason = f"expected YAML, got: {error.problem or error.context}"
+    reason = str(error.problem or error.context).removeprefix("but ")
     if mark is None:
-        return None, reason
-    return mark.line + 1, f"{reason} (column {mark.column + 1})"
+        return None, f"expected YAML, got: {reason}"
+    if "cannot start any token" in reason:
+        text = raw if isinstance(raw, str) else raw.decode(errors="replace")
+        first = text.splitlines()[mark.line][mark.column : mark.column + 1]
+        reason = "a tab, which cannot indent" if first == "\t" else f"a bare {first}, to be quoted"
+    return mark.line + 1, f"expected YAML, got: {reason} (column {mark.column + 1})"
 
 
 def _refused(name: str, line: int | None, message: str) -> BadConfig:

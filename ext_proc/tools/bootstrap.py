@@ -71,6 +71,11 @@ class Part:
         """The name of the message that a typed config holds."""
         return self.get("@type").text.rpartition("/")[2]
 
+    @property
+    def line(self) -> int:
+        """The line it stands on, or the nearest thing around it."""
+        return self.file.line(self.place)
+
     def problem(self, path: str, message: str, *, warning: bool = False) -> Problem:
         """Return a problem with this part."""
         return self.file.problem(self.place, path, message, warning=warning)
@@ -133,7 +138,8 @@ class Route:
 
     def match(self) -> dict[str, Any]:
         """Return what it matches, the header of `chosen` apart."""
-        match = dict(self.part.get("match").value or {})
+        written = self.part.get("match").value
+        match = dict(written) if isinstance(written, dict) else {}
         headers = [
             header.value
             for header in self.part.get("match", "headers")
@@ -168,8 +174,10 @@ class Bootstrap:
     root: Part
     clusters: dict[str, Cluster] = field(default_factory=dict)
     gateways: list[Gateway] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    """What could not be read."""
+    unread: list[Problem] = field(default_factory=list)
+    """What could not be read as the message it should be."""
+    misnamed: list[Problem] = field(default_factory=list)
+    """Overrides for a filter that is not there: Envoy takes them without a word."""
 
 
 def read_bootstrap(file: YamlFile) -> Bootstrap:
@@ -195,14 +203,15 @@ def _read_manager(seen: Bootstrap, listener: Part, manager: Part) -> None:
         config = http_filter.get("typed_config")
         if config.type != _EXT_PROC:
             continue
-        message = _typed(ExternalProcessor, config, f"{name}.ext_proc", seen.problems)
+        message = _typed(ExternalProcessor, config, f"{name}.ext_proc", seen.unread)
         if message is None:
             continue
         filter_name = http_filter.get("name").text
         routes = _read_routes(seen, name, manager, filter_name, config, message)
         seen.gateways.append(Gateway(name, listener, manager, config, message, tuple(routes)))
-    known = {http_filter.get("name").text for http_filter in http_filters}
-    _check_filter_names(seen, name, manager, known)
+    if any(http_filter.get("typed_config").type == _EXT_PROC for http_filter in http_filters):
+        known = {http_filter.get("name").text for http_filter in http_filters}
+        _find_misnamed(seen, name, manager, known)
 
 
 def _read_routes(
@@ -235,7 +244,7 @@ def _read_routes(
                 config_here = config_here.get("config")
             if config_here.type != _PER_ROUTE:
                 continue
-            override = _typed(ExtProcPerRoute, config_here, f"{path}.ext_proc", seen.problems)
+            override = _typed(ExtProcPerRoute, config_here, f"{path}.ext_proc", seen.unread)
             if override is None:
                 continue
             disabled = bool(override.disabled)
@@ -272,16 +281,18 @@ def _route_levels(name: str, manager: Part) -> Iterator[tuple[str, tuple[Part, .
             yield path, (config, host, route)
 
 
-def _check_filter_names(seen: Bootstrap, name: str, manager: Part, known: set[str]) -> None:
-    """Find overrides for a filter that is not there: Envoy takes them without a word."""
+def _find_misnamed(seen: Bootstrap, name: str, manager: Part, known: set[str]) -> None:
+    looked_at: set[int] = set()  # values: an alias is the same problem as its anchor
     for path, levels in _route_levels(name, manager):
         for level in levels:
             for filter_name, config in level.get("typed_per_filter_config").named():
-                if config.type == _PER_ROUTE and filter_name not in known:
+                if config.type != _PER_ROUTE or id(config.value) in looked_at:
+                    continue
+                looked_at.add(id(config.value))
+                if filter_name not in known:
                     message = f'expected the name of an ext_proc filter, got "{filter_name}"'
                     problem = config.problem(f"{path}.typed_per_filter_config", message)
-                    if problem not in seen.problems:
-                        seen.problems.append(problem)
+                    seen.misnamed.append(problem)
 
 
 def _namespaces(options: Any) -> frozenset[str]:
@@ -303,9 +314,9 @@ def _typed(kind: type[MessageT], part: Part, path: str, problems: list[Problem])
         why = why[:1].lower() + why[1:]
     except (TypeError, AttributeError):
         why = "a value of another type"
-    problem = part.problem(path, f"expected an {kind.__name__}, got: {why}")
-    if problem not in problems:
-        problems.append(problem)
+    message = f"expected an {kind.__name__}, got: {why}"
+    if not any((problem.line, problem.message) == (part.line, message) for problem in problems):
+        problems.append(part.problem(path, message))
     return None
 
 

@@ -21,6 +21,8 @@ from ext_proc.config import Settings, block_place, read_settings
 from ext_proc.settings_reader import show
 from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, read_yaml
 
+ENVOY_SAYS: Final = "Envoy says: "
+
 GOOD: Final = 0
 FOUND: Final = 1
 UNUSABLE: Final = 2
@@ -117,7 +119,8 @@ def _look_at_bootstrap(
     from ext_proc.tools.rules import count_routes, find_problems
 
     bootstrap = read_bootstrap(file)
-    problems += bootstrap.problems
+    if not any(problem.message.startswith(ENVOY_SAYS) for problem in problems):
+        problems += bootstrap.unread  # Envoy's own word on the same is better
     problems += find_problems(bootstrap, settings)
     return count_routes(bootstrap), len(bootstrap.clusters)
 
@@ -147,7 +150,7 @@ def ask_envoy(file: YamlFile, envoy: str) -> list[Problem]:
         return []
     place, reason = condense(file, done.stderr or done.stdout)
     line = file.line(place) if place else _only_line_with(file, reason)
-    return [Problem(file.name, line, show(place) or "envoy", reason)]
+    return [Problem(file.name, line, show(place), reason)]
 
 
 def condense(file: YamlFile, said: str) -> tuple[Place, str]:
@@ -220,7 +223,7 @@ def _envoy_says(reason: str) -> str:
     reason = reason.strip(" :")
     if len(reason) > LONGEST_REASON:
         reason = f"{reason[:LONGEST_REASON]}…"
-    return f"Envoy says: {reason}"
+    return f"{ENVOY_SAYS}{reason}"
 
 
 def _only_line_with(file: YamlFile, reason: str) -> int | None:

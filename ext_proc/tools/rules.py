@@ -9,6 +9,7 @@ import datetime
 import ipaddress
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
@@ -23,7 +24,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
 
 from ext_proc.config import ProfileSettings, Settings, parse_host_port, parse_listen
 from ext_proc.settings_reader import not_among, pools_in
-from ext_proc.tools.bootstrap import Bootstrap, Gateway, Part, Route
+from ext_proc.tools.bootstrap import Bootstrap, Gateway, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
 from filters.units import Duration, Size
@@ -65,10 +66,26 @@ Rule = Callable[[Bootstrap, Settings], Iterator[Problem]]
 
 def find_problems(bootstrap: Bootstrap, settings: Settings) -> list[Problem]:
     """Return what every rule finds, each problem once."""
-    found_once: dict[Problem, None] = {}
+    bootstrap = _without_strangers(bootstrap, settings)
+    found_once: dict[Problem, None] = dict.fromkeys(bootstrap.misnamed)
     for rule in RULES:
         found_once.update(dict.fromkeys(rule(bootstrap, settings)))
     return list(found_once)
+
+
+def _without_strangers(seen: Bootstrap, settings: Settings) -> Bootstrap:
+    """Leave out ext_proc filters that call somebody else, as long as one calls Forebay."""
+    listen = parse_listen(settings.server.listen)
+    ours = [
+        gateway
+        for gateway in seen.gateways
+        if any(route.profile for route in gateway.routes)
+        or (
+            gateway.cluster in seen.clusters
+            and any(_same_address(listen, at) for at in seen.clusters[gateway.cluster].addresses())
+        )
+    ]
+    return replace(seen, gateways=ours or seen.gateways)
 
 
 def count_routes(bootstrap: Bootstrap) -> int:
@@ -111,7 +128,7 @@ def _routes_have_profiles(seen: Bootstrap, settings: Settings) -> Iterator[Probl
 
 def _envoy_calls_forebay(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     if not seen.gateways:
-        if not seen.problems:
+        if not seen.unread:
             place = seen.root.get("static_resources", "listeners")
             message = "expected an ext_proc filter that calls Forebay, got none"
             yield place.problem("static_resources.listeners", message)
@@ -234,8 +251,8 @@ def _metadata_arrives(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
 
 def _modes_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     """Collect what the routes of all profiles need, so that one wrong mode is one problem."""
-    needed: dict[tuple[str, str, str, str], list[str]] = {}
-    parts: dict[str, Part] = {}
+    needed: dict[tuple[int | str, str, str, str], list[str]] = {}
+    modes: dict[int | str, Mode] = {}
     for gateway in seen.gateways:
         for route in gateway.routes:
             profile = settings.profiles.get(route.profile)
@@ -245,15 +262,17 @@ def _modes_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
                 mode = route.mode
                 left_out = mode.replaces and not mode.part.get(name)
                 why = ", for a route's processing_mode replaces the filter's as a whole"
-                what = (mode.path, name, expected, got + why if left_out else got)
+                # An alias has the very value of its anchor, and is the same problem.
+                where = id(mode.part.value) if mode.part else mode.path
+                modes.setdefault(where, mode)
+                what = (where, name, expected, got + why if left_out else got)
                 profiles = needed.setdefault(what, [])
                 if route.profile not in profiles:
                     profiles.append(route.profile)
-                parts[mode.path] = mode.part
-    for (path, name, expected, got), profiles in needed.items():
+    for (where, name, expected, got), profiles in needed.items():
         whose = f"profile{'s' if len(profiles) > 1 else ''} {', '.join(profiles)}"
         message = f"expected {expected} for {whose}, got {got}"
-        yield parts[path].get(name).problem(f"{path}.{name}", message)
+        yield modes[where].part.get(name).problem(f"{modes[where].path}.{name}", message)
 
 
 def _wrong_modes(route: Route, profile: ProfileSettings) -> Iterator[tuple[str, str, str]]:
@@ -290,7 +309,9 @@ def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             if route.chosen:
                 yield from _good_chosen(gateway, index)
                 continue
-            yield from _good_plain(route, settings.pools[profile.pool].cluster, profile)
+            cluster = settings.pools[profile.pool].cluster
+            if cluster in seen.clusters:  # else the pool is wrong, and every route would be
+                yield from _good_plain(route, cluster, profile)
             if _chooses_pool(profile):
                 yield from _chosen_before(gateway, index)
 
@@ -384,7 +405,7 @@ def _internal_headers_are_stripped(seen: Bootstrap, settings: Settings) -> Itera
             if not any(_removes(mutation, name) for mutation in removers)
         ]
         if kept:
-            message = f"expected every internal header removed, got none for {', '.join(kept)}"
+            message = f"expected every internal header removed, got no removal of {', '.join(kept)}"
             yield extensions.problem(path, message)
         tenant = settings.tenant.header
         if tenant and any(_removes(mutation, tenant) for mutation in removers):
