@@ -22,6 +22,7 @@ from filters.api import (
     Outcome,
     Parameter,
     Prompt,
+    Usage,
     Verdict,
 )
 from filters.cache_key import cache_key
@@ -29,7 +30,10 @@ from filters.document import parse
 from filters.errors import NotJson, PortError
 from filters.units import Duration, Size
 
-RECORD_VERSION: Final = 1  # part of every key: a changed record never meets an old reader
+# A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
+# hold more. With the default settings half a MiB is kept of a stream that is being read.
+STREAM_OVERHEAD: Final = 8
+BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not count
 
 
 class CacheConfig(Config, frozen=True):
@@ -114,7 +118,6 @@ class CacheFilter(Filter[CacheConfig]):
         """Keep the bytes until there are too many."""
         if self._collecting:
             self._size += len(delta.raw)
-            # A stream repeats its envelope in every event: about 30 times what the text takes.
             if self._size <= self.config.max_answer * STREAM_OVERHEAD:
                 self._pieces.append(delta.raw)
             else:
@@ -133,10 +136,10 @@ class CacheFilter(Filter[CacheConfig]):
             exchange.note("cache.skip", "incomplete")
             return
         reply = exchange.dialect.read_reply(parse(body))
-        tokens = reply.usage.output if reply.usage else 0
+        usage = reply.usage or Usage(output=len(reply.text.encode()) // BYTES_PER_TOKEN)
         if reply.finish is not Finish.STOP or reply.has_tool:
             exchange.note("cache.skip", str(reply.finish))
-        elif tokens > self.config.max_tokens:
+        elif usage.output > self.config.max_tokens:
             exchange.note("cache.skip", "tokens")
         elif len(body) > self.config.max_answer:
             exchange.note("cache.skip", "size")
@@ -144,8 +147,8 @@ class CacheFilter(Filter[CacheConfig]):
             record = Record(
                 at=self.ports.clock.now(),
                 quality=exchange.client_headers.get("x-model-quality", ""),
-                output_tokens=tokens,
-                input_tokens=reply.usage.input if reply.usage else 0,
+                output_tokens=usage.output,
+                input_tokens=usage.input,
                 body=body,
             )
             try:
@@ -210,9 +213,6 @@ class CacheFilter(Filter[CacheConfig]):
         if record.quality:
             headers["x-model-quality"] = record.quality
         return Answer(200, headers, body)
-
-
-STREAM_OVERHEAD: Final = 30
 
 
 def _plain_reply(dialect: Dialect, prompt: Prompt, content_type: str, body: bytes) -> bytes | None:

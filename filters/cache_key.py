@@ -55,10 +55,12 @@ def _add(hasher: blake3, part: bytes) -> None:
 
 
 def _variant_query(path: str) -> bytes:
-    if "?" not in path:
+    query = path.partition("?")[2]
+    if not query:
         return b""
-    members = parse_qsl(path.partition("?")[2], keep_blank_values=True)
-    return _SORTED.encode(sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY))
+    members = parse_qsl(query, keep_blank_values=True)
+    variants = sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY)
+    return _SORTED.encode(variants) if variants else b""
 
 
 def _normalised(exchange: Exchange) -> dict[str, Json]:

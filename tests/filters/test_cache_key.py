@@ -1,0 +1,147 @@
+"""When two requests ask the same thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from filters.cache_key import cache_key, fold_white_space
+from filters.document import encode
+from tests.exchanges import CHATS, ask, exchange_of
+
+CODE = "Explain:\n```python\nif x:\n    y = 1\n```"
+
+
+def key(dialect: str = "openai.chat", question: str = "why is it so?", **options: Any) -> bytes:
+    return cache_key(ask(dialect, question, **options))
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_white_space_in_prose_does_not_count(dialect: str) -> None:
+    """Spaces, tabs and line breaks are laid out, not said."""
+    plain = key(dialect, "why is it so?")
+    assert plain == key(dialect, "  why   is\r\nit \t so?\n")
+    assert plain != key(dialect, "why isit so?")
+
+
+def test_no_table_is_not_notable() -> None:
+    """A run becomes one space, never none."""
+    assert key(question="no table") != key(question="notable")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (CODE, CODE.replace("    y", "  y")),
+        ("a `x  y` b", "a `x y` b"),
+        ("def f():\n    return 1", "def f():\n  return 1"),
+        ('{"a":  1}', '{"a": 1}'),
+    ],
+)
+def test_white_space_in_code_counts(one: str, other: str) -> None:
+    """Fenced, inline, indented, or JSON: there it is meaning."""
+    assert key(question=one) != key(question=other)
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_streaming_does_not_count(dialect: str) -> None:
+    """How an answer is delivered does not change it."""
+    assert key(dialect) == key(dialect, stream=True)
+
+
+def test_whether_usage_is_wanted_does_not_count() -> None:
+    """`stream_options` is about delivery."""
+    plain = key(stream=True)
+    assert plain == key(stream=True, more={"stream_options": {"include_usage": True}})
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"question": "why was it so?"},
+        {"system": "You are a lawyer."},
+        {"temperature": 0.1},
+        {"tenant": "another"},
+        {"profile": "faq"},
+        {"headers": {"anthropic-version": "2024-01-01"}},
+        {"headers": {"openai-organization": "org"}},
+        {"more": {"tools": [{"name": "t"}]}},
+        {"more": {"model": "other", "x": 1}},
+        {"more": {"unknown_member": 1}},
+        {"more": {"user": "u"}},
+    ],
+    ids=str,
+)
+def test_everything_that_may_change_the_answer_counts(
+    dialect: str, difference: dict[str, Any]
+) -> None:
+    """Question, system prompt, parameters, tools, tenant, profile, API version, unknown members."""
+    assert key(dialect) != key(dialect, **difference)
+
+
+def test_dialects_never_share_answers() -> None:
+    """A reply is in one provider's words."""
+    assert len(CHATS) == len({key(dialect) for dialect in CHATS})
+
+
+def test_the_order_of_members_does_not_count() -> None:
+    """JSON objects have none."""
+    message = {"role": "user", "content": "q"}
+    one = encode({"model": "m", "messages": [message], "temperature": 0})
+    other = encode({"temperature": 0, "messages": [message], "model": "m"})
+    path = "/v1/chat/completions"
+    assert cache_key(exchange_of("openai.chat", one, path)) == cache_key(
+        exchange_of("openai.chat", other, path)
+    )
+
+
+def test_geminis_model_is_in_its_path() -> None:
+    """Two models with one body are two requests; the key in the query is the tenant's matter."""
+    body = encode({"contents": [{"parts": [{"text": "q"}]}]})
+
+    def at(path: str) -> bytes:
+        return cache_key(exchange_of("gemini.generate", body, path))
+
+    plain = at("/v1beta/models/a:generateContent")
+    assert plain == at("/v1beta/models/a:generateContent?key=k&alt=json")
+    assert plain != at("/v1beta/models/b:generateContent")
+    assert plain != at("/v1beta/models/a:generateContent?safety=off")
+
+
+def test_azures_deployment_is_in_its_path() -> None:
+    """The deployment is the model there."""
+    body = encode({"messages": [{"role": "user", "content": "q"}]})
+
+    def at(deployment: str) -> bytes:
+        path = f"/openai/deployments/{deployment}/chat/completions?api-version=1"
+        return cache_key(exchange_of("openai.chat", body, path))
+
+    assert at("one") != at("two")
+
+
+def test_a_part_cannot_lend_bytes_to_its_neighbour() -> None:
+    """Parts are hashed with their lengths."""
+    assert key(profile="ab", tenant="c") != key(profile="a", tenant="bc")
+
+
+def test_looking_a_request_up_does_not_edit_it() -> None:
+    """The key folds a copy; the body goes out as it came."""
+    exchange = ask("openai.chat", "why   so?")
+    cache_key(exchange)
+    assert exchange.prompt.document.raw == exchange.prompt.document.render()
+
+
+def test_a_key_is_192_bits() -> None:
+    """Two requests meet by chance once in 2^96."""
+    assert 24 == len(key())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a \n b", "a b"), ("", ""), ("   ", ""), ("总 结", "总 结"), ("x\u3000y", "x y")],
+)
+def test_folding(text: str, expected: str) -> None:
+    """Runs become one space and the ends none."""
+    assert expected == fold_white_space(text)

@@ -1,0 +1,77 @@
+"""Which work goes to the quantised pool."""
+
+import pytest
+
+from filters.api import CONTINUE, Exchange, Ports
+from filters.route import RouteConfig, RouteFilter
+from tests.exchanges import CHATS, ask, exchange_of
+from tests.fakes import FakeClock, FakeStore, drive
+
+
+def routed(exchange: Exchange, config: RouteConfig | None = None) -> str:
+    clock = FakeClock()
+    route = RouteFilter(config or RouteConfig(), None, Ports(FakeStore(clock), clock))
+    assert CONTINUE is drive(route.on_request(exchange))
+    return exchange.pool
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+@pytest.mark.parametrize(
+    ("question", "pool"),
+    [
+        ("请总结下面的文章", "best_effort"),
+        ("列出三个例子", "best_effort"),
+        ("水是否会结冰", "best_effort"),
+        ("一年有几个月", "best_effort"),
+        ("Summarise this text.", "best_effort"),
+        ("Please LIST ALL the names", "best_effort"),
+        ("yes or no: is water wet?", "best_effort"),
+        ("How many legs has a spider?", "best_effort"),
+        ("总结这份法律意见", "full"),
+        ("列出医疗诊断的步骤", "full"),
+        ("总结财务建议", "full"),
+        ("Summarise this legal advice", "full"),
+        ("List the steps of a diagnosis", "full"),
+        ("How many shares? I need financial advice", "full"),
+        ("Write a poem about rivers", "full"),
+        ("Listen to this assumption", "full"),
+        ("", "full"),
+    ],
+)
+def test_low_risk_words_without_high_risk_ones_downgrade(
+    dialect: str, question: str, pool: str
+) -> None:
+    """Summaries, lists, yes or no and counts are low risk, unless law, health or money is in it."""
+    assert pool == routed(ask(dialect, question))
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_a_high_risk_word_in_the_system_prompt_counts(dialect: str) -> None:
+    """A lawyer's assistant is no place for half precision."""
+    assert "full" == routed(ask(dialect, "总结这篇文章", system="You give legal advice."))
+
+
+def test_only_the_last_question_is_a_task() -> None:
+    """An earlier request for a list does not make the next question low risk."""
+    body = (
+        b'{"model":"m","messages":[{"role":"user","content":"list the planets"},'
+        b'{"role":"assistant","content":"..."},{"role":"user","content":"why is Mars red?"}]}'
+    )
+    assert "full" == routed(exchange_of("openai.chat", body, "/v1/chat/completions"))
+
+
+def test_a_profile_can_forbid_it() -> None:
+    """`downgrade: false` sends everything to the profile's own pool."""
+    assert "full" == routed(ask("openai.chat", "总结"), RouteConfig(downgrade=False))
+
+
+def test_a_profile_can_name_another_pool() -> None:
+    """The pool is a setting."""
+    assert "awq" == routed(ask("openai.chat", "总结"), RouteConfig(pool="awq"))
+
+
+def test_the_word_that_decided_is_noted() -> None:
+    """Whoever wonders about a pool finds the word in the log line."""
+    exchange = ask("openai.chat", "Summarise the diagnosis")
+    routed(exchange)
+    assert "high risk: diagnosis" == exchange.notes["route.why"]
