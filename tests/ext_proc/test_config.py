@@ -1,0 +1,700 @@
+"""Settings: what is read, what the environment overrides, what is inherited, what is followed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import pytest
+
+from ext_proc.config import (
+    MemorySettings,
+    PoolSettings,
+    RedisSettings,
+    ServerSettings,
+    Settings,
+    TenantSettings,
+    TracingSettings,
+    Watcher,
+    load,
+    parse_host_port,
+    parse_listen,
+    read_settings,
+)
+from ext_proc.settings_reader import Secret
+from ext_proc.yaml_file import BadConfig, parse_yaml, read_yaml
+from filters.api import Config, Filter, Quality
+from filters.cache import CacheConfig, CacheFilter
+from filters.clean import CleanConfig, CleanFilter
+from filters.errors import ConfigError
+from filters.route import RouteConfig, RouteFilter
+from filters.units import Duration, PoolName, Size, SomeTime
+from tests.fakes import drive
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "envoy" / "forebay.yaml"
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """A part of a filter's settings."""
+
+    of: str
+    weight: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
+
+
+class TryConfig(Config, frozen=True):
+    """One setting of every kind."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    wait: SomeTime = Duration("1s")
+    quality: Quality = Quality.FULL
+    words: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+    weights: list[Weight] = msgspec.field(default_factory=list)
+    limits: dict[str, Size] = msgspec.field(default_factory=dict)
+    spare: PoolName | None = None
+    low: int = 0
+    high: int = 10
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ConfigError("low", f"expected at most high, {self.high}, got {self.low}")
+        if self.low == self.high:
+            raise ValueError("expected low and high to differ")
+
+
+class TryFilter(Filter[TryConfig]):
+    """A filter for these tests."""
+
+    name: ClassVar[str] = "try"
+    config_type: ClassVar[type[Config]] = TryConfig
+
+
+TRY: Mapping[str, type[Filter[Any]]] = {"try": TryFilter}
+
+
+def block(text: str) -> str:
+    """Return a file with `text` as its block, which needs no pools."""
+    return "forebay:\n" + "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def settings_of(
+    text: str,
+    environ: Mapping[str, str] | None = None,
+    built_in: Mapping[str, type[Filter[Any]]] | None = None,
+) -> Settings:
+    """Read a block that has nothing wrong."""
+    file = parse_yaml("forebay.yaml", block(text))
+    known = {} if built_in is None else {"built_in": built_in}
+    settings, problems = read_settings(file, environ or {}, **known)
+    assert [] == problems
+    assert settings is not None
+    return settings
+
+
+def problems_of(
+    text: str,
+    environ: Mapping[str, str] | None = None,
+    built_in: Mapping[str, type[Filter[Any]]] | None = None,
+) -> list[str]:
+    """Read a block that has something wrong."""
+    file = parse_yaml("forebay.yaml", block(text))
+    known = {} if built_in is None else {"built_in": built_in}
+    settings, problems = read_settings(file, environ or {}, **known)
+    assert settings is None
+    return [str(problem) for problem in problems]
+
+
+def try_problems(settings: str) -> list[str]:
+    """Return what is wrong with settings of the filter `try`."""
+    said = problems_of(f"profiles: {{a: {{try: {settings}}}}}", built_in=TRY)
+    return [line.removeprefix("forebay.yaml:2: forebay.profiles.a.") for line in said]
+
+
+# --- What is read --------------------------------------------------------------------------------
+
+
+def test_all_settings_are_read(tmp_path: Path) -> None:
+    """Each key of the block ends in its field."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text(
+        block(
+            'server: {listen: "127.0.0.1:9000", admin: "[::1]:9464", drain: 5s}\n'
+            'store: {redis: {url: "redis://cache:6379/1", timeout: 7ms}}\n'
+            "tenant: {header: x-team}\n"
+            'tracing: {endpoint: "http://traces:4317"}\n'
+            "pools: {main: {cluster: gpu}, small: {cluster: cpu, quality: BEST_EFFORT}}\n"
+            "profiles:\n"
+            "  chat: {pool: main, route: {pool: small}, cache: {ttl: 2m}}\n"
+            "  raw: {pool: small}"
+        ),
+        encoding="utf-8",
+    )
+    settings = load(path, {})
+    assert (
+        ServerSettings(listen="127.0.0.1:9000", admin="[::1]:9464", drain=Duration(5))
+        == settings.server
+    )
+    assert RedisSettings(url="redis://cache:6379/1", timeout=Duration("7ms")) == settings.store
+    assert TenantSettings(header="x-team") == settings.tenant
+    assert TracingSettings(endpoint="http://traces:4317") == settings.tracing
+    pools = {
+        "main": PoolSettings(cluster="gpu"),
+        "small": PoolSettings(cluster="cpu", quality=Quality.BEST_EFFORT),
+    }
+    assert pools == dict(settings.pools)
+    chat = settings.profiles["chat"]
+    assert ("chat", "main") == (chat.name, chat.pool)
+    assert (
+        (CacheFilter, CacheConfig(ttl=Duration("2m"))),
+        (RouteFilter, RouteConfig(pool="small")),
+    ) == chat.filters
+    assert ("small", ()) == (settings.profiles["raw"].pool, settings.profiles["raw"].filters)
+
+
+def test_only_a_profile_must_be_given() -> None:
+    """Everything else has a default, which stands in the code."""
+    settings = settings_of("profiles: {raw: {}}")
+    assert ServerSettings() == settings.server
+    assert MemorySettings() == settings.store
+    assert TenantSettings() == settings.tenant
+    assert TracingSettings() == settings.tracing
+    assert {"full": PoolSettings(cluster="full")} == dict(settings.pools)
+
+
+def test_the_block_is_found_in_envoys_file() -> None:
+    """Under `node.metadata`, which Envoy passes on and does not read."""
+    settings = load(SHIPPED, {})
+    assert ["default", "faq", "chat", "documents", "batch", "medical", "raw"] == list(
+        settings.profiles
+    )
+
+
+def test_the_shipped_file_is_read_in_under_50_ms() -> None:
+    """The best of five, for the machine may be busy."""
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        load(SHIPPED, {})
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.05
+
+
+def test_filters_run_in_their_own_order_whatever_the_file_says() -> None:
+    """A profile says what is on, not when."""
+    settings = settings_of(
+        "pools: {full: {cluster: full}, best_effort: {cluster: cpu}}\n"
+        "profiles: {a: {route: {}, cache: {}, clean: {}}}"
+    )
+    assert [CleanFilter, CacheFilter, RouteFilter] == [
+        kind for kind, _ in settings.profiles["a"].filters
+    ]
+
+
+def test_a_snapshot_cannot_be_changed() -> None:
+    """What an exchange began with stays true for it."""
+    settings = settings_of("profiles: {raw: {}}")
+    with pytest.raises(TypeError):
+        settings.pools["other"] = PoolSettings(cluster="x")  # type: ignore[index] # the point
+    with pytest.raises(AttributeError):
+        settings.server.listen = "x"  # type: ignore[misc] # the point
+
+
+# --- Inheritance ---------------------------------------------------------------------------------
+
+
+def test_a_profile_inherits_filters_and_settings_key_by_key() -> None:
+    """What it says itself comes first, then its base, then the base's base."""
+    settings = settings_of(
+        "profiles:\n"
+        "  last: {base: middle, cache: {admit_after: 1}}\n"
+        "  middle: {base: first, cache: {ttl: 1h}}\n"
+        "  first: {clean: {html: false}, cache: {ttl: 1m, max_tokens: 99}}"
+    )
+    cache = CacheConfig(ttl=Duration("1h"), admit_after=1, max_tokens=99)
+    assert (
+        (CleanFilter, CleanConfig(html=False)),
+        (CacheFilter, cache),
+    ) == settings.profiles["last"].filters
+
+
+def test_false_takes_an_inherited_filter_out() -> None:
+    """And an heir may put it in again, without what was set before."""
+    settings = settings_of(
+        "profiles:\n"
+        "  a: {clean: {}, cache: {ttl: 1m}}\n"
+        "  b: {base: a, cache: false}\n"
+        "  c: {base: b, cache: {}}"
+    )
+    assert ((CleanFilter, CleanConfig()),) == settings.profiles["b"].filters
+    assert (CacheFilter, CacheConfig()) == settings.profiles["c"].filters[1]
+
+
+def test_a_pool_is_inherited() -> None:
+    """An heir is served where its base is, unless it says otherwise."""
+    settings = settings_of(
+        "pools: {full: {cluster: full}, small: {cluster: small}}\n"
+        "profiles: {a: {pool: small}, b: {base: a}, c: {base: a, pool: full}}"
+    )
+    assert ["small", "small", "full"] == [profile.pool for profile in settings.profiles.values()]
+
+
+def test_a_chain_of_eight_bases_is_read() -> None:
+    """One more is refused: see the corpus."""
+    lines = "".join(f"  a{i}: {{base: a{i + 1}}}\n" for i in range(8))
+    assert 9 == len(settings_of(f"profiles:\n{lines}  a8: {{}}").profiles)
+
+
+# --- The environment -----------------------------------------------------------------------------
+
+
+def test_the_environment_chooses_redis() -> None:
+    """Whatever store the file has; a time-out that it has stays."""
+    environ = {"FOREBAY_REDIS_URL": "redis://cache:6379/0"}
+    assert (
+        RedisSettings(url="redis://cache:6379/0")
+        == settings_of("profiles: {raw: {}}", environ).store
+    )
+    assert (
+        RedisSettings(url="redis://cache:6379/0", timeout=Duration("9ms"))
+        == settings_of("store: {redis: {timeout: 9ms}}\nprofiles: {raw: {}}", environ).store
+    )
+
+
+def test_the_password_comes_from_the_environment_alone() -> None:
+    """From its own variable, or from the URL in the other, which is kept without it."""
+    own = {"FOREBAY_REDIS_PASSWORD": "hunter2"}
+    text = 'store: {redis: {url: "rediss://cache"}}\nprofiles: {raw: {}}'
+    assert (
+        RedisSettings(url="rediss://cache", password=Secret("hunter2"))
+        == settings_of(text, own).store
+    )
+    in_url = {"FOREBAY_REDIS_URL": "redis://me:hun%40ter2@cache:6379/0"}
+    assert (
+        RedisSettings(url="redis://me@cache:6379/0", password=Secret("hun@ter2"))
+        == settings_of(text, in_url).store
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    """Settings may be logged as a whole."""
+    environ = {"FOREBAY_REDIS_URL": "redis://:hunter2@cache:6379/0"}
+    assert "hunter2" not in repr(settings_of("profiles: {raw: {}}", environ))
+
+
+def test_the_environment_names_the_receiver_of_traces() -> None:
+    """By the variable that all of OpenTelemetry knows; an empty one counts as none."""
+    text = 'tracing: {endpoint: "http://file:4317"}\nprofiles: {raw: {}}'
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://variable:4317"}
+    assert "http://variable:4317" == settings_of(text, environ).tracing.endpoint
+    empty = {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}
+    assert "http://file:4317" == settings_of(text, empty).tracing.endpoint
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """Its value is shown without a password."""
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "traces",
+        "FOREBAY_REDIS_URL": "http://:hunter2@cache",
+    }
+    redis, traces = problems_of("profiles: {raw: {}}", environ)
+    assert (
+        "environment: FOREBAY_REDIS_URL: "
+        'expected a URL such as "redis://host:6379/0", got "http://cache"'
+    ) == redis
+    assert (
+        "environment: OTEL_EXPORTER_OTLP_ENDPOINT: "
+        'expected a URL such as "http://127.0.0.1:4317", got "traces"'
+    ) == traces
+
+
+# --- Kinds of settings ---------------------------------------------------------------------------
+
+
+def test_every_kind_of_setting_is_read() -> None:
+    """Numbers, times, choices, lists, mappings and what may be missing."""
+    settings = settings_of(
+        "profiles: {a: {try: {share: 1, wait: 5ms, quality: BEST_EFFORT, words: [a, b], "
+        "weights: [{of: x, weight: 2.0}], limits: {x: 1KiB}, spare: full}}}",
+        built_in=TRY,
+    )
+    assert (
+        TryFilter,
+        TryConfig(
+            share=1.0,
+            wait=Duration("5ms"),
+            quality=Quality.BEST_EFFORT,
+            words=("a", "b"),
+            weights=[Weight(of="x", weight=2)],
+            limits={"x": Size("1KiB")},
+            spare="full",
+        ),
+    ) == settings.profiles["a"].filters[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{share: 0}", "try.share: expected a number above 0 and of at most 1, got 0"),
+        ("{share: true}", "try.share: expected a number above 0 and of at most 1, got true"),
+        ("{wait: 0s}", 'try.wait: expected more than nothing, got "0s"'),
+        ("{quality: best}", 'try.quality: expected one of FULL, BEST_EFFORT, got "best"'),
+        ("{words: a}", 'try.words: expected a list, got "a"'),
+        ('{words: [a, ""]}', 'try.words[1]: expected text that is not empty, got ""'),
+        (
+            "{weights: [{of: x, weight: 11}]}",
+            "try.weights[0].weight: expected a whole number from 1 to 10, got 11",
+        ),
+        ("{weights: [{}]}", "try.weights[0].of: expected text, got nothing"),
+        (
+            "{weights: [{of: no}]}",
+            'try.weights[0].of: expected text, got false (to mean the text, quote it: "no")',
+        ),
+        ("{weights: [x]}", 'try.weights[0]: expected a mapping, got "x"'),
+        ("{limits: [1KiB]}", "try.limits: expected a mapping, got a list"),
+        ("{limits: {x: 1}}", 'try.limits.x: expected a size such as "64KiB", got 1'),
+        ("{low: 1.5}", "try.low: expected a whole number, got 1.5"),
+        ("{spare: none}", 'try.spare: expected a pool, got "none"; there is full'),
+        ("{low: 11}", "try.low: expected at most high, 10, got 11"),
+        ("{low: 3, high: 3}", "try: expected low and high to differ"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_what_was_expected(settings: str, message: str) -> None:
+    """In the words of the file, not of the types behind it."""
+    assert [message] == try_problems(settings)
+
+
+def test_null_leaves_an_optional_setting_out() -> None:
+    """As if its key were not there."""
+    settings = settings_of("profiles: {a: {try: {spare: null}}}", built_in=TRY)
+    assert (TryFilter, TryConfig()) == settings.profiles["a"].filters[0]
+
+
+def test_every_problem_stops_the_start(tmp_path: Path) -> None:
+    """One error has them all, a line each."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text(block("tracin: {}\nprofiles: {raw: {cahce: {}}}"), encoding="utf-8")
+    with pytest.raises(BadConfig) as caught:
+        load(path, {})
+    assert "forebay.tracin" == caught.value.path
+    assert (
+        f"{path}:2: forebay.tracin: unknown key, did you mean tracing?\n"
+        f"{path}:3: forebay.profiles.raw.cahce: unknown filter, did you mean cache?"
+    ) == str(caught.value)
+
+
+# --- Addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("unix:/run/x.sock", "/run/x.sock"),
+        ("unix:@abstract", "@abstract"),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("localhost:80", ("localhost", 80)),
+    ],
+)
+def test_an_address_is_a_socket_or_host_and_port(text: str, address: str | tuple[str, int]) -> None:
+    """Paths as Envoy's `pipe` has them, hosts without brackets."""
+    assert address == parse_listen(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":80", "host", "host:", "host:65536", "::1:80", "host:\uff18", "[]:1"]
+)
+def test_an_address_of_another_form_is_refused(text: str) -> None:
+    """An IPv6 address without brackets among them, for its port could not be told."""
+    with pytest.raises(ValueError, match=r'^expected "host:port", got'):
+        parse_host_port(text)
+
+
+# --- YAML as Envoy reads it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("on", True),
+        ("Yes", True),
+        ("y", True),
+        ("OFF", False),
+        ("n", False),
+        ("oN", "oN"),
+        ('"on"', "on"),
+        ("~", None),
+        ("", None),
+        ("Null", None),
+        ('"~"', "~"),
+        ("010", 8),
+        ("0x1F", 31),
+        ("-0x1F", -31),
+        ("+5", 5),
+        ("09", "09"),
+        ("0o17", "0o17"),
+        ("1_000", "1_000"),
+        ("12:30", "12:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("0.5", 0.5),
+        ("1e3", 1000.0),
+        (".inf", ".inf"),
+        ("!!str true", True),
+        ("!foo bar", "bar"),
+    ],
+)
+def test_a_scalar_is_read_as_envoy_reads_it(text: str, value: object) -> None:
+    """Measured on Envoy 1.40.0 by its /config_dump, but for fractions, which it keeps as text."""
+    assert {"a": value} == parse_yaml("x.yaml", f"a: {text}\n").value
+
+
+def test_a_key_is_text_whatever_it_looks_like() -> None:
+    """One tagged `!ignore` holds anchors and nothing else; `<<` merges nothing."""
+    text = "off: 1\n1: 2\n~: 3\n!ignore anchors: [&x {a: 1}]\n<<: *x\n"
+    assert {"off": 1, "1": 2, "null": 3, "<<": {"a": 1}} == parse_yaml("x.yaml", text).value
+
+
+def test_a_place_has_its_line() -> None:
+    """An alias the line of its use, what is in it the anchor's; what is missing, its parent's."""
+    file = parse_yaml("x.yaml", "a: &x\n  b: 1\n  c:\n  - 2\n  - d: 3\ne: *x\n")
+    places: list[tuple[str | int, ...]] = [("a",), ("a", "b"), ("a", "c", 1, "d"), ("e",)]
+    places += [("e", "b"), ("a", "c", 7), ("nothing",), ("a", "b", "c")]
+    assert [1, 2, 5, 6, 2, 3, 1, 2] == [file.line(place) for place in places]
+
+
+def test_deep_nesting_is_refused(tmp_path: Path) -> None:
+    """Block lists have no bound of libyaml's own."""
+    for text in ("[" * 5000, "- " * 5000 + "a", "forebay: " + "{a: " * 900 + "1" + "}" * 900):
+        path = tmp_path / "deep.yaml"
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(BadConfig):
+            load(path, {})
+
+
+def test_bytes_that_are_no_utf_8_are_refused(tmp_path: Path) -> None:
+    """Without a guess at what they may be."""
+    path = tmp_path / "forebay.yaml"
+    path.write_bytes(b"forebay: \xff\n")
+    with pytest.raises(BadConfig, match="expected UTF-8 text, got: invalid leading UTF-8 octet"):
+        read_yaml(path)
+
+
+# --- Following the file --------------------------------------------------------------------------
+
+
+class Journal:
+    """A log and a counter that remember."""
+
+    def __init__(self) -> None:
+        self.applied: list[Settings] = []
+        self.counted: list[str] = []
+        self.said: list[tuple[str, dict[str, object]]] = []
+        self.refuse: Exception | None = None
+
+    def apply(self, settings: Settings) -> None:
+        if self.refuse:
+            raise self.refuse
+        self.applied.append(settings)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.said.append((event, fields))
+
+    warning = info
+
+
+FIRST = block("profiles: {raw: {}}")
+SECOND = block("profiles: {raw: {}, more: {}}")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "forebay.yaml"
+    file.write_text(FIRST, encoding="utf-8")
+    return file
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Swap a file as an editor or a ConfigMap does: never half of it is there."""
+    beside = path.with_name("beside")
+    beside.write_text(text, encoding="utf-8")
+    beside.rename(path)
+
+
+async def no_sleep(seconds: float) -> None:
+    raise AssertionError(f"slept for {seconds} s")
+
+
+def watch(path: Path, journal: Journal) -> Watcher:
+    """Return a watcher that has looked once."""
+    watcher = Watcher(
+        path,
+        load(path, {}),
+        environ={},
+        apply=journal.apply,
+        count=journal.counted.append,
+        log=journal,
+        sleep=no_sleep,
+    )
+    assert watcher.look() is False
+    return watcher
+
+
+def test_a_file_that_stays_is_left_alone(path: Path) -> None:
+    """It is not even read."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    assert watcher.look() is False
+    assert ([], [], []) == (journal.applied, journal.counted, journal.said)
+
+
+def test_a_change_is_applied(path: Path) -> None:
+    """In one step, by the caller's own function."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    replace_file(path, SECOND)
+    assert watcher.look() is True
+    assert [["raw", "more"]] == [list(settings.profiles) for settings in journal.applied]
+    assert journal.applied[0] is watcher.settings
+    assert ["applied"] == journal.counted
+    assert [("settings applied", {"file": str(path)})] == journal.said
+
+
+def test_a_change_between_start_and_first_look_is_not_missed(path: Path) -> None:
+    """The watcher does not take the file it finds for the one that was read."""
+    journal = Journal()
+    settings = load(path, {})
+    replace_file(path, SECOND)
+    watcher = Watcher(
+        path,
+        settings,
+        environ={},
+        apply=journal.apply,
+        count=journal.counted.append,
+        log=journal,
+        sleep=no_sleep,
+    )
+    assert watcher.look() is True
+
+
+def test_a_change_that_means_the_same_is_not_applied(path: Path) -> None:
+    """A comment costs nobody a new pipeline."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    replace_file(path, f"# a comment\n{FIRST}")
+    assert watcher.look() is False
+    assert [] == journal.counted
+
+
+def test_a_bad_version_is_refused_once_and_the_running_one_stays(path: Path) -> None:
+    """With every problem in the log; the next good version is taken."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    running = watcher.settings
+    replace_file(path, block("profiles: {raw: {cahce: {}}}"))
+    assert (False, False) == (watcher.look(), watcher.look())
+    assert running is watcher.settings
+    assert ["refused"] == journal.counted
+    problem = f"{path}:2: forebay.profiles.raw.cahce: unknown filter, did you mean cache?"
+    assert [("settings refused, the running ones stay", {"problems": problem})] == journal.said
+    replace_file(path, SECOND)
+    assert watcher.look() is True
+
+
+def test_a_file_that_goes_is_refused_and_taken_again_when_it_comes_back(path: Path) -> None:
+    """Some editors remove it before they write it."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    path.unlink()
+    assert (False, False) == (watcher.look(), watcher.look())
+    assert ["refused"] == journal.counted
+    path.write_text(SECOND, encoding="utf-8")
+    assert watcher.look() is True
+
+
+def test_a_configmap_swap_is_seen(tmp_path: Path) -> None:
+    """The file is a link to a link, and the one in the middle is swapped."""
+    for name, text in (("..1", FIRST), ("..2", SECOND)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "forebay.yaml").write_text(text, encoding="utf-8")
+    same_time = (tmp_path / "..1" / "forebay.yaml").stat().st_mtime_ns
+    os.utime(tmp_path / "..2" / "forebay.yaml", ns=(same_time, same_time))
+    (tmp_path / "..data").symlink_to("..1")
+    path = tmp_path / "forebay.yaml"
+    path.symlink_to("..data/forebay.yaml")
+    journal = Journal()
+    watcher = watch(path, journal)
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert watcher.look() is True
+    assert ["raw", "more"] == list(watcher.settings.profiles)
+
+
+def test_what_needs_a_restart_waits_for_one(path: Path) -> None:
+    """Addresses and the store stay as they run, the rest of the file is applied."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    changed = 'server: {listen: "unix:/elsewhere"}\nstore: {memory: {size: 1MiB}}\n'
+    replace_file(path, block(f"{changed}profiles: {{raw: {{}}, more: {{}}}}"))
+    assert watcher.look() is True
+    assert (ServerSettings(), MemorySettings()) == (
+        watcher.settings.server,
+        watcher.settings.store,
+    )
+    assert ["raw", "more"] == list(watcher.settings.profiles)
+    assert ("settings that need a restart", {"blocks": ["server", "store"]}) == journal.said[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigError("forebay.x", "expected y"), "forebay.x: expected y"),
+        (RuntimeError("a prompt"), "RuntimeError"),
+    ],
+)
+def test_settings_that_cannot_be_put_in_place_are_refused(
+    path: Path, error: Exception, said: str
+) -> None:
+    """Whatever breaks; of a bug only its kind is logged."""
+    journal = Journal()
+    watcher = watch(path, journal)
+    running = watcher.settings
+    journal.refuse = error
+    replace_file(path, SECOND)
+    assert watcher.look() is False
+    assert running is watcher.settings
+    assert [("settings refused, the running ones stay", {"problems": said})] == journal.said
+
+
+def test_the_file_is_looked_at_every_second(path: Path) -> None:
+    """As long as the sleep that was passed in returns."""
+
+    class Enough(Exception):
+        """Ends a loop that has no end of its own."""
+
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            replace_file(path, SECOND)
+        if len(slept) == 3:
+            raise Enough
+
+    journal = Journal()
+    watcher = Watcher(
+        path,
+        load(path, {}),
+        environ={},
+        apply=journal.apply,
+        count=journal.counted.append,
+        log=journal,
+        sleep=sleep,
+    )
+    with pytest.raises(Enough):
+        drive(watcher.run())
+    assert [1.0, 1.0, 1.0] == slept
+    assert ["applied"] == journal.counted
