@@ -56,7 +56,7 @@ class GrpcStream:
 
 
 class GrpcServer:
-    """Listens on a Unix socket (`unix:/path`) or a TCP address (`host:port`)."""
+    """Listens on a Unix socket (`unix:/path`, `unix:@name`) or a TCP address (`host:port`)."""
 
     def __init__(self, handler: Handler, listen: str, *, most_message_bytes: int) -> None:
         self._handler: Final = handler
@@ -83,7 +83,9 @@ class GrpcServer:
         if path is not None:
             replace_stale_socket(path)
         try:
-            port = self._server.add_insecure_port(self._listen)
+            # What Envoy's pipes write as `@name` gRPC knows under a scheme of its own.
+            address = self._listen.replace("unix:@", "unix-abstract:", 1)
+            port = self._server.add_insecure_port(address)
         except RuntimeError as error:  # grpc's word for an address in use
             raise OSError(f"cannot listen on {self._listen}: {error}") from None
         if port == 0:
@@ -94,12 +96,12 @@ class GrpcServer:
         await self._report(serving=True)
 
     async def drain(self, bound_s: float) -> None:
-        """Take no more streams and wait for the open ones."""
+        """Take no more streams and wait for the open ones.
+
+        gRPC removes the socket file at once, so that a successor may take its place meanwhile.
+        """
         await self._report(serving=False)
         await self._server.stop(bound_s)
-        path = socket_path(self._listen)
-        if path is not None:
-            path.unlink(missing_ok=True)
 
     async def _report(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
@@ -125,8 +127,9 @@ class GrpcServer:
 
 
 def socket_path(listen: str) -> Path | None:
-    """Return the path of a `unix:` address, or None for a TCP one."""
-    return Path(listen.removeprefix("unix:")) if listen.startswith("unix:") else None
+    """Return the path of a `unix:` address; None for TCP and for `unix:@name`, without a file."""
+    path = listen.removeprefix("unix:")
+    return None if path == listen or path.startswith("@") else Path(path)
 
 
 def replace_stale_socket(path: Path) -> None:
