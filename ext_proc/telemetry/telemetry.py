@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.spans import Spans
 
 CACHE_OUTCOMES: Final = frozenset({"hit", "miss", "bypass"})
+RELOAD_RESULTS: Final = {True: "taken", False: "refused"}
+STREAM_FAILURES: Final = ("conversation", "bug")
 SAVED: Final = ("saved.input_tokens", "saved.output_tokens")
 """Notes by which a filter says what the upstream was spared."""
 MOST_TEXT: Final = 128  # characters of a model's name or a note: both may be a client's own text
@@ -38,6 +40,13 @@ class Telemetry:
         self.spans: Spans | None = None
         self.in_flight = 0
         self._delivering = True
+        # A rate misses the first count of a series that was not there before.
+        for outcome in CACHE_OUTCOMES:
+            metrics.cache[(outcome,)].inc(0)
+        for result in RELOAD_RESULTS.values():
+            metrics.reloads[(result,)].inc(0)
+        for reason in STREAM_FAILURES:
+            metrics.stream_failures[(reason,)].inc(0)
         metrics.read("in_flight", "Exchanges that are open", lambda: self.in_flight)
         metrics.read("log_lines_lost", "Log lines that nobody took", lambda: lines.lost)
 
@@ -133,7 +142,7 @@ class Telemetry:
 
     def config_reloaded(self, *, good: bool) -> None:
         """Count a change of the settings file, taken or refused."""
-        self.metrics.reloads[("taken" if good else "refused",)].inc()
+        self.metrics.reloads[(RELOAD_RESULTS[good],)].inc()
 
     def spans_exported(self, spans: int, delivered: bool) -> None:
         """Count spans sent; say so once when the receiver stops taking them, and once after."""

@@ -375,6 +375,15 @@ def test_store_and_settings_are_counted(books: Books) -> None:
     ]
 
 
+def test_what_did_not_happen_yet_counts_zero(books: Books) -> None:
+    """A rate misses the first count of a series that was not there before."""
+    assert [0, 0, 0] == [
+        books.value("cache_total", outcome="hit"),
+        books.value("config_reloads_total", result="refused"),
+        books.value("stream_failures_total", reason="bug"),
+    ]
+
+
 def test_a_value_kept_elsewhere_is_read_when_metrics_are(books: Books) -> None:
     """The store's size, for one."""
     sizes = [10.0]
