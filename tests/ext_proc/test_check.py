@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ext_proc.config import read_settings
 from ext_proc.tools import check as command
+from ext_proc.tools.bootstrap import read_bootstrap
 from ext_proc.tools.check import check, condense
-from ext_proc.yaml_file import BadConfig, read_yaml
+from ext_proc.tools.rules import find_problems
+from ext_proc.yaml_file import BadConfig, parse_yaml, read_yaml
+from filters.api import Config, Delta, Exchange, Filter
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "bad_config"
@@ -170,6 +176,81 @@ def test_nothing_in_a_file_breaks_the_check(
     path = tmp_path / "any.yaml"
     path.write_text(json.dumps(value), encoding="utf-8")
     assert all(line.startswith(str(path)) for line in messages_of(str(path), None))
+
+
+# --- Filters that are not there yet --------------------------------------------------------------
+
+
+class PaceFilter(Filter[Config]):
+    """Holds deltas back."""
+
+    name: ClassVar[str] = "pace"
+    config_type: ClassVar[type[Config]] = Config
+    edits_stream: ClassVar[bool] = True
+
+    def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
+        return (delta,)
+
+
+class LimitFilter(Filter[Config]):
+    """Looks at requests alone."""
+
+    name: ClassVar[str] = "limit"
+    config_type: ClassVar[type[Config]] = Config
+
+
+def problems_with(filter_type: type[Filter[Any]], *changes: tuple[str, str]) -> list[str]:
+    """Return what the rules say of the base when its profile `chat` has one filter alone."""
+    text = BASE.read_text(encoding="utf-8")
+    profiles = (
+        ("default: {clean: {}, cache: {ttl: 10m}, route: {}}", "default: {}"),
+        ("{base: default, cache: {admit_after: 1}}", f"{{{filter_type.name}: {{}}}}"),
+    )
+    for old, new in (*profiles, *changes):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    file = parse_yaml("base.yaml", text)
+    settings, problems = read_settings(file, {}, {filter_type.name: filter_type})
+    assert settings is not None, problems
+    return [str(problem) for problem in find_problems(read_bootstrap(file), settings)]
+
+
+def test_a_filter_that_edits_streams_needs_them_in_full_duplex() -> None:
+    """Only so may it hold back, merge and split; Envoy then wants the trailers sent as well."""
+    body, trailer = problems_with(PaceFilter)
+    mode = "ingress.ext_proc.processing_mode"
+    assert (
+        f"base.yaml:103: {mode}.response_body_mode: "
+        "expected FULL_DUPLEX_STREAMED for profile chat, got NONE"
+    ) == body
+    assert (
+        f"base.yaml:99: {mode}.response_trailer_mode: expected SEND for profile chat, got DEFAULT"
+    ) == trailer
+    profile = "grpc_initial_metadata: [{key: x-forebay-profile, value: chat}]"
+    modes = (
+        "{requestBodyMode: BUFFERED, response_body_mode: FULL_DUPLEX_STREAMED, "
+        "response_trailer_mode: SEND}"
+    )
+    own = f"{profile}\n{22 * ' '}processing_mode: {modes}"
+    assert [] == problems_with(PaceFilter, (profile, own))
+
+
+def test_a_filter_that_looks_at_requests_alone_needs_no_reply() -> None:
+    """Envoy may then skip that phase for good."""
+    skipped = ("response_header_mode: SEND", "response_header_mode: SKIP")
+    assert [] == problems_with(LimitFilter, skipped)
+
+
+def test_without_what_reads_envoys_parts_the_block_is_still_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package is large, and the sidecar itself does not need it."""
+    monkeypatch.setitem(sys.modules, "ext_proc.tools.bootstrap", None)
+    _, said = messages_of(str(BASE), None)
+    assert (
+        f"{BASE}: envoy-data-plane: warning: not compared with the profiles; "
+        "pip install 'forebay[up]' brings what reads it"
+    ) == said
 
 
 # --- Envoy's words -------------------------------------------------------------------------------
