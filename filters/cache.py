@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -28,7 +28,7 @@ from filters.api import (
 from filters.cache_key import cache_key
 from filters.document import parse
 from filters.errors import NotJson, PortError
-from filters.units import Duration, Size
+from filters.units import Duration, Size, SomeSize, SomeTime
 
 # A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
@@ -39,17 +39,17 @@ BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not
 class CacheConfig(Config, frozen=True):
     """What is kept, for how long, and from which sighting on."""
 
-    ttl: Duration = Duration("300s")
+    ttl: SomeTime = Duration("300s")
     """How long an answer serves."""
-    admit_after: int = 5
+    admit_after: Annotated[int, msgspec.Meta(ge=1)] = 5
     """A request is stored from this many sightings in `window` on."""
-    window: Duration = Duration("1h")
+    window: SomeTime = Duration("1h")
     """Over what time sightings are counted."""
     any_temperature: bool = False
     """Also requests whose answer would vary; else temperature 0, or a seed and no temperature."""
-    max_tokens: int = 256
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
     """Longer answers are not stored."""
-    max_answer: Size = Size("64KiB")
+    max_answer: SomeSize = Size("64KiB")
     """Answers of more bytes are not stored either."""
 
 
