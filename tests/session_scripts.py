@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 from ext_proc.codec import (
     Body,
@@ -62,6 +62,35 @@ _BODIES: Final = {
     "request body": Message.REQUEST_BODY,
     "response body": Message.RESPONSE_BODY,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An exchange begins; `profile` is `-` where the route names none."""
+
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The stream is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Time passes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFails:
+    """The store breaks, or is back."""
+
+    fails: bool
+
+
+Action: TypeAlias = Open | Event | Gone | Sleep | StoreFails | None
 
 
 @dataclass
@@ -175,27 +204,26 @@ class Stage:
     def play(self, script: str) -> str:
         """Play a script and return it with what was found in place of what was expected."""
         self.transcript.lines.clear()
-        lines = [line for line in _blocks(script) if not line[0].startswith(("<<", ".."))]
-        for head, *details in lines:
-            self.transcript.lines += [head, *details]
-            self._act(head, [detail.strip() for detail in details])
+        for lines, action in read_script(script):
+            self.transcript.lines += lines
+            self.act(action)
         return "\n".join(self.transcript.lines) + "\n"
 
-    def _act(self, line: str, details: list[str]) -> None:
-        verb, _, rest = line.partition(" ")
-        match verb:
-            case "==":
-                self.open(rest)
-            case ">>" if rest == "gone":
+    def act(self, action: Action) -> None:
+        """Do what one line of a script says."""
+        match action:
+            case Open(profile):
+                self.open(profile)
+            case Gone():
                 self.leave()
-            case ">>":
-                self.receive(_event(rest, details))
-            case "--" if rest.startswith("store "):
-                self.store.failing = {"store fails": True, "store works": False}[rest]
-            case "--":
-                self.clock.advance(float(rest.removesuffix(" s")))
-            case _:
+            case Sleep(seconds):
+                self.clock.advance(seconds)
+            case StoreFails(fails):
+                self.store.failing = fails
+            case None:
                 pass
+            case _:
+                self.receive(action)
 
 
 def check(stage: Stage, script: str) -> None:
@@ -210,6 +238,14 @@ def check(stage: Stage, script: str) -> None:
 # --- Reading -------------------------------------------------------------------------------------
 
 
+def read_script(script: str) -> Iterator[tuple[list[str], Action]]:
+    """Yield what to do, and the lines that say so; what is expected is left out."""
+    for lines in _blocks(script):
+        head, *details = lines
+        if not head.startswith(("<<", "..")):
+            yield lines, _action(head, [detail.strip() for detail in details])
+
+
 def _blocks(script: str) -> Iterator[list[str]]:
     """Yield each line with the indented ones below it."""
     block: list[str] = []
@@ -222,6 +258,23 @@ def _blocks(script: str) -> Iterator[list[str]]:
         block = [line]
     if block:
         yield block
+
+
+def _action(line: str, details: list[str]) -> Action:
+    verb, _, rest = line.partition(" ")
+    match verb:
+        case "==":
+            return Open(rest)
+        case ">>" if rest == "gone":
+            return Gone()
+        case ">>":
+            return _event(rest, details)
+        case "--" if rest.startswith("store "):
+            return StoreFails({"store fails": True, "store works": False}[rest])
+        case "--":
+            return Sleep(float(rest.removesuffix(" s")))
+        case _:
+            return None
 
 
 def _event(what: str, details: list[str]) -> Event:
