@@ -23,6 +23,7 @@ from filters.errors import ConfigError
 HTTP_PORTS: Final = {"http": 80, "https": 443}
 REMOTE_CONNECT_TIMEOUT: Final = "5s"  # TCP and TLS over a long way; pools on this machine have less
 DRAIN: Final = "2s"  # whoever presses Ctrl-C waits for it
+FLUSH_MS: Final = 500  # default 5,000: someone is waiting to see the first trace
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _TLS: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 # Where Debian, Alpine; Fedora; and SUSE keep the certificates of public authorities.
@@ -239,9 +240,23 @@ def _trace(tree: dict[str, Any], url: str) -> None:
         if target.tls:
             context = cluster["transport_socket"]["typed_config"]["common_tls_context"]
             context["alpn_protocols"] = ["h2"]  # gRPC
+    for manager in _managers(tree):
+        provider = ((manager.get("tracing") or {}).get("provider") or {}).get("typed_config") or {}
+        if "sampler" in provider:
+            provider["sampler"] = _sampler("parent_based", wrapped_sampler=_sampler("always_on"))
     layers = tree.setdefault("layered_runtime", {}).setdefault("layers", [])
     static = next((layer["static_layer"] for layer in layers if "static_layer" in layer), None)
     if static is None:
         static = {}
         layers.insert(0, {"name": "static", "static_layer": static})
     static["tracing.random_sampling"] = 100
+    static["tracing.opentelemetry.flush_interval_ms"] = FLUSH_MS
+
+
+def _sampler(name: str, **members: Any) -> dict[str, Any]:
+    kind = "".join(word.capitalize() for word in name.split("_"))
+    package = "type.googleapis.com/envoy.extensions.tracers.opentelemetry.samplers.v3"
+    return {
+        "name": f"envoy.tracers.opentelemetry.samplers.{name}",
+        "typed_config": {"@type": f"{package}.{kind}SamplerConfig", **members},
+    }

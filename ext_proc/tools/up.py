@@ -46,7 +46,9 @@ SOCKET: Final = "s"  # short: a socket's whole path has 107 bytes
 ENVOY_DRAIN_S: Final = 1
 ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after they were made
 WATCH_S: Final = 1.0
-PORT_TRIES: Final = 50
+# Below those that Linux takes for outgoing connections (ip_local_port_range): a program that is
+# started again must find its port free.
+FREE_PORTS: Final = range(20_000, 32_000)
 QUESTION: Final = "What is a forebay?"
 OTHER_QUESTION: Final = "Why should water be calm before a turbine?"  # not kept yet: it streams
 
@@ -139,12 +141,21 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
     envoy = _envoy(arguments.envoy)
     clusters = [] if upstream else sorted({pool.cluster for pool in settings.pools.values()})
-    free = iter(_free_row(sum(REPLICAS.get(name, 1) for name in clusters)))
+    free = iter(_free_row(3 + sum(REPLICAS.get(name, 1) for name in clusters)))
+    own = [
+        _open_port(option, host, wanted or next(free))
+        for option, host, wanted in (
+            ("--port", arguments.host, arguments.port),
+            ("--admin-port", LOOPBACK, arguments.admin_port),
+            ("--metrics-port", LOOPBACK, arguments.metrics_port),
+        )
+    ]
+    # The simulator takes a row of ports, in the order of these.
     pools = {name: [next(free) for _ in range(REPLICAS.get(name, 1))] for name in clusters}
     local = Local(
-        listen=(arguments.host, _open_port("--port", arguments.host, arguments.port)),
-        admin_port=_open_port("--admin-port", LOOPBACK, arguments.admin_port),
-        metrics_port=_open_port("--metrics-port", LOOPBACK, arguments.metrics_port),
+        listen=(arguments.host, own[0]),
+        admin_port=own[1],
+        metrics_port=own[2],
         socket=folder / SOCKET,
         replicas=pools,
         upstream=upstream,
@@ -205,30 +216,27 @@ def _envoy(given: str | None) -> str:
 
 
 def _open_port(option: str, host: str, number: int) -> int:
-    """Return the port if it is free, a free one for 0; raise `ConfigError` otherwise.
+    """Return the port if it is free; raise `ConfigError` otherwise.
 
     Envoy would share a taken port with another Envoy without a word (SO_REUSEPORT).
     """
     try:
-        with socket.create_server((host, number), reuse_port=False) as server:
-            found: int = server.getsockname()[1]
-            return found
+        socket.create_server((host, number)).close()
     except OSError as error:
-        why = (
-            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        )
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
         raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
+    return number
 
 
-def _free_row(count: int) -> list[int]:
-    """Return so many free ports in a row."""
-    for _ in range(PORT_TRIES):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
-            first = held.enter_context(socket.create_server((LOOPBACK, 0))).getsockname()[1]
-            for number in range(first + 1, first + count):
+def _free_row(count: int) -> range:
+    """Return so many free ports in a row, each process looking from another one on."""
+    offset = os.getpid() * count % len(FREE_PORTS)
+    for first in (*FREE_PORTS[offset:-count], *FREE_PORTS[:offset]):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for number in range(first, first + count):
                 held.enter_context(socket.create_server((LOOPBACK, number)))
-            return list(range(first, first + count))
-    raise ConfigError("", f"no {count} free ports in a row were found on {LOOPBACK}")
+            return range(first, first + count)
+    raise ConfigError("--port", f"no {count} free ports in a row were found on {LOOPBACK}")
 
 
 @contextlib.contextmanager

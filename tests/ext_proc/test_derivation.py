@@ -117,7 +117,8 @@ def test_with_a_receiver_every_request_is_traced() -> None:
     assert ports(cluster(tree, "otel")) == [14317]
     assert tree["node"]["metadata"]["forebay"]["tracing"] == {"endpoint": "http://127.0.0.1:14317"}
     assert tree["layered_runtime"]["layers"][0]["static_layer"]["tracing.random_sampling"] == 100
-    assert "tracing" in manager(tree)
+    sampler = manager(tree)["tracing"]["provider"]["typed_config"]["sampler"]
+    assert sampler["typed_config"]["wrapped_sampler"]["name"].endswith(".always_on")
 
 
 def test_an_upstream_serves_every_pool() -> None:
