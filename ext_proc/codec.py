@@ -209,7 +209,8 @@ def _pass(command: Pass) -> pb.ProcessingResponse:
         # A mode override replaces the whole mode: what it leaves out is reset.
         mode = response.mode_override
         mode.response_body_mode = command.response_body.value
-        if command.response_body is Mode.FULL_DUPLEX:
+        if command.response_body in (Mode.STREAMED, Mode.FULL_DUPLEX):
+            # Where trailers follow, no chunk says that it is the last. Duplex does not go without.
             mode.response_trailer_mode = pb.ProcessingMode.SEND
     return response
 

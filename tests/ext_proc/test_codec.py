@@ -258,7 +258,7 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
     ),
     "chunks": (
         Pass(Message.RESPONSE_HEADERS, response_body=Mode.STREAMED),
-        reply_mode(BODY.STREAMED),
+        reply_mode(BODY.STREAMED, trailers=True),
     ),
     "full duplex": (
         Pass(Message.RESPONSE_HEADERS, response_body=Mode.FULL_DUPLEX),
