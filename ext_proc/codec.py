@@ -84,7 +84,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Put other bytes in place of a chunk of the reply."""
+    """Put another body in place of one that came whole, with its length."""
 
     data: bytes
 
@@ -181,11 +181,12 @@ def encode(command: Command) -> bytes:
             response = _respond(command)
         case Replace(data):
             response = pb.ProcessingResponse()
-            mutation = response.response_body.response.body_mutation
+            common = response.response_body.response
+            _set_headers(common.header_mutation, {"content-length": str(len(data))})
             if data:
-                mutation.body = data
+                common.body_mutation.body = data
             else:
-                mutation.clear_body = True
+                common.body_mutation.clear_body = True
         case Stream(data, last):
             response = pb.ProcessingResponse()
             streamed = response.response_body.response.body_mutation.streamed_response
@@ -212,6 +213,10 @@ def _pass(command: Pass) -> pb.ProcessingResponse:
         if command.response_body in (Mode.STREAMED, Mode.FULL_DUPLEX):
             # Where trailers follow, no chunk says that it is the last. Duplex does not go without.
             mode.response_trailer_mode = pb.ProcessingMode.SEND
+        if command.response_body is Mode.FULL_DUPLEX:
+            # Envoy 1.40 keeps it, whatever the length of what we stream.
+            removed = response.response_headers.response.header_mutation.remove_headers
+            removed.append("content-length")
     return response
 
 

@@ -201,11 +201,12 @@ def metadata(**values: str) -> Struct:
 
 
 def reply_mode(
-    body: ProcessingModeBodySendMode, *, trailers: bool = False
+    body: ProcessingModeBodySendMode, *, trailers: bool = False, removed: Sequence[str] = ()
 ) -> api.ProcessingResponse:
     send = ProcessingModeHeaderSendMode.SEND if trailers else ProcessingModeHeaderSendMode.DEFAULT
+    common = api.CommonResponse(header_mutation=mutation([], removed)) if removed else None
     return api.ProcessingResponse(
-        response_headers=api.HeadersResponse(),
+        response_headers=api.HeadersResponse(response=common),
         mode_override=ProcessingMode(response_body_mode=body, response_trailer_mode=send),
     )
 
@@ -262,7 +263,7 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
     ),
     "full duplex": (
         Pass(Message.RESPONSE_HEADERS, response_body=Mode.FULL_DUPLEX),
-        reply_mode(BODY.FULL_DUPLEX_STREAMED, trailers=True),
+        reply_mode(BODY.FULL_DUPLEX_STREAMED, trailers=True, removed=("content-length",)),
     ),
     "forward untouched": (
         Forward({}),
@@ -307,7 +308,10 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
         Replace(b"other"),
         api.ProcessingResponse(
             response_body=api.BodyResponse(
-                response=api.CommonResponse(body_mutation=api.BodyMutation(body=b"other"))
+                response=api.CommonResponse(
+                    header_mutation=mutation([("content-length", b"5")]),
+                    body_mutation=api.BodyMutation(body=b"other"),
+                )
             )
         ),
     ),
@@ -315,7 +319,10 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
         Replace(b""),
         api.ProcessingResponse(
             response_body=api.BodyResponse(
-                response=api.CommonResponse(body_mutation=api.BodyMutation(clear_body=True))
+                response=api.CommonResponse(
+                    header_mutation=mutation([("content-length", b"0")]),
+                    body_mutation=api.BodyMutation(clear_body=True),
+                )
             )
         ),
     ),
