@@ -151,6 +151,7 @@ class Session:
         "_head",
         "_last_token_ns",
         "_mode",
+        "_outcome",
         "_peer",
         "_phase",
         "_profile",
@@ -172,6 +173,8 @@ class Session:
         self._traceparent = traceparent
         self._phase = Phase.IDLE
         self._ended = False
+        self._outcome = Outcome.GONE
+        """What the exchange ends as if its stream is over before we say so."""
         self._started_ns = 0
         self._last_token_ns = 0
         self._head: RequestHead | None = None
@@ -203,7 +206,7 @@ class Session:
 
     async def leave(self) -> None:
         """Finish an exchange whose stream is over, however that came about."""
-        await self._finish(Outcome.GONE)
+        await self._finish(self._outcome)
 
     async def _take(self, event: Event) -> None:
         match event:
@@ -278,10 +281,11 @@ class Session:
         if answer is not None:
             await self._answer(exchange, answer)
             return
-        await self._peer.send(self._forward(profile, exchange))
+        forward = self._forward(profile, exchange)
         if exchange.needs is Need.NOTHING:
-            self._peer.close()
-            await self._finish(Outcome.FORWARDED)
+            await self._send_last(forward, Outcome.FORWARDED)
+        else:
+            await self._peer.send(forward)
 
     def _forward(self, profile: Profile, exchange: Exchange) -> Forward:
         """Say how the request goes upstream, and what the client is told with its reply."""
@@ -328,11 +332,9 @@ class Session:
             "x-forebay-profile": exchange.profile,
             "server-timing": self._server_timing(),
         }
-        await self._peer.send(
-            Respond(answer.status, headers, answer.body, details=f"forebay_{answer.status}")
-        )
-        self._peer.close()
-        await self._finish(Outcome.ANSWERED)
+        details = f"forebay_{answer.status}"
+        respond = Respond(answer.status, headers, answer.body, details)
+        await self._send_last(respond, Outcome.ANSWERED)
 
     async def _let_pass(self, event: Headers | Body, why: str | None) -> None:
         """Let the exchange go on without us."""
@@ -341,9 +343,7 @@ class Session:
             metadata = {"x-forebay-profile": self._profile.name}
         if self._facts is not None and why is not None:
             self._facts.notes = {"pass": why}
-        await self._peer.send(Pass(event.message, metadata))
-        self._peer.close()
-        await self._finish(Outcome.PASSED)
+        await self._send_last(Pass(event.message, metadata), Outcome.PASSED)
 
     async def _refuse(self, dialect: Dialect | None, name: str) -> None:
         """Answer with an error: a route to a profile that is missing must not serve unprotected."""
@@ -352,9 +352,8 @@ class Session:
         kind = "application/json" if dialect else "text/plain; charset=utf-8"
         if self._facts is not None:
             self._facts.status = 500
-        await self._peer.send(Respond(500, {"content-type": kind}, body, "forebay_no_profile"))
-        self._peer.close()
-        await self._finish(Outcome.REFUSED)
+        respond = Respond(500, {"content-type": kind}, body, "forebay_no_profile")
+        await self._send_last(respond, Outcome.REFUSED)
 
     async def _on_trailers(self, event: Trailers) -> None:
         """Trailers end a direction; those of the reply end the exchange."""
@@ -364,9 +363,7 @@ class Session:
         left = b"".join(delta.raw for delta in self._read(b"", last=True))
         if left and self._mode is Mode.FULL_DUPLEX:
             await self._peer.send(Stream(left, last=False))
-        await self._peer.send(Pass(event.message))
-        self._peer.close()
-        await self._finish(Outcome.COMPLETE)
+        await self._send_last(Pass(event.message), Outcome.COMPLETE)
 
     # --- Reply -----------------------------------------------------------------------------------
 
@@ -382,13 +379,13 @@ class Session:
         exchange.reply_head = ReplyHead(facts.status, event.headers)
         await run.response(exchange)
         self._mode = self._reading_mode(exchange, last=event.last)
-        await self._peer.send(Pass(event.message, response_body=self._mode))
+        go_on = Pass(event.message, response_body=self._mode)
         if event.last:
-            self._peer.close()
-            await self._finish(Outcome.COMPLETE)
+            await self._send_last(go_on, Outcome.COMPLETE)
         elif self._mode is Mode.NONE and exchange.needs is Need.REPLY:
-            self._peer.close()
-            await self._finish(Outcome.FORWARDED)
+            await self._send_last(go_on, Outcome.FORWARDED)
+        else:
+            await self._peer.send(go_on)
 
     def _reading_mode(self, exchange: Exchange, *, last: bool) -> Mode:
         """Choose how the body comes: in chunks, unless a filter edits a plain reply whole."""
@@ -413,17 +410,20 @@ class Session:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
         # A buffered body is whole, also where trailers follow it.
         last = event.last or self._mode is Mode.BUFFERED
-        if self._mode is Mode.STREAMED:
-            await self._peer.send(Pass(event.message))
-            self._read(event.data, last=last)
-        else:
+        command: Command = Pass(event.message)
+        if self._mode is not Mode.STREAMED:
             made = b"".join(delta.raw for delta in self._read(event.data, last=last))
             if self._mode is Mode.FULL_DUPLEX:
-                await self._peer.send(Stream(made, event.last))
-            elif made == event.data:
-                await self._peer.send(Pass(event.message))
-            else:
-                await self._peer.send(Replace(made))
+                command = Stream(made, event.last)
+            elif made != event.data:
+                command = Replace(made)
+        if last:
+            self._outcome = Outcome.COMPLETE
+        try:
+            await self._peer.send(command)
+        finally:  # also when cancelled: a client that has its last byte may be gone at once
+            if self._mode is Mode.STREAMED:
+                self._read(event.data, last=last)
         if last:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
@@ -469,6 +469,17 @@ class Session:
         self._last_token_ns = at
 
     # --- End -------------------------------------------------------------------------------------
+
+    async def _send_last(self, command: Command, outcome: Outcome) -> None:
+        """Send what ends the exchange: it counts as sent even if the proxy leaves meanwhile.
+
+        A client that closes its connection behind a reply takes the stream with it, often before
+        the call that sent the reply returns.
+        """
+        self._outcome = outcome
+        await self._peer.send(command)
+        self._peer.close()
+        await self._finish(outcome)
 
     async def _finish(self, outcome: Outcome) -> None:
         """Let every filter let go, then write the books; the first outcome counts.

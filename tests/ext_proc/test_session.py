@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc import session as session_module
-from ext_proc.codec import Body, Event, Forward, Headers, Mode, Pass, Respond, Trailers
+from ext_proc.codec import Body, Command, Event, Forward, Headers, Mode, Pass, Respond, Trailers
 from ext_proc.conversation import Message
 from ext_proc.session import WholeBody, tenant_of
 from filters import BUILT_IN
@@ -384,6 +384,45 @@ def test_an_exchange_cancelled_while_it_waits_ends_once(witnessed: Stage, wait: 
     assert (2 if at_the_end else 1) == len(Witness.ends)
     assert set(outcomes(witnessed)) == set(Witness.ends)
     assert [] == stored(witnessed)
+
+
+class Leaving:
+    """The proxy's end: the client is gone by the time that a command has reached it."""
+
+    def __init__(self, staying: int) -> None:
+        self._staying = staying
+        self.close = lambda: None
+
+    async def send(self, command: Command) -> None:
+        self._staying -= 1
+        if self._staying < 0:
+            raise Cancelled
+
+
+def test_a_client_that_leaves_with_the_last_byte_had_all_of_it(witnessed: Stage) -> None:
+    """The stream may be over before the call that sent the byte returns: the answer is stored."""
+    session = witnessed.open("all")
+    session._peer = Leaving(staying=len(CONVERSATION) - 1)
+    witnessed.receive(*CONVERSATION[:-1])
+    with pytest.raises(Cancelled):
+        drive(session.receive(CONVERSATION[-1]))
+    drive(session.leave())
+    assert [Outcome.COMPLETE] == outcomes(witnessed)
+    assert [Outcome.COMPLETE] * 2 == Witness.ends
+    assert 1 == len(stored(witnessed))
+
+
+def test_a_client_that_leaves_with_a_filters_answer_was_answered(witnessed: Stage) -> None:
+    """A hit is counted as one however soon the connection is closed."""
+    witnessed.open("all")
+    witnessed.receive(*CONVERSATION)
+    session = witnessed.open("all")
+    session._peer = Leaving(staying=1)
+    witnessed.receive(CONVERSATION[0])
+    with pytest.raises(Cancelled):
+        drive(session.receive(CONVERSATION[1]))
+    drive(session.leave())
+    assert [Outcome.COMPLETE, Outcome.ANSWERED] == outcomes(witnessed)
 
 
 @pytest.mark.parametrize(
