@@ -107,10 +107,12 @@ async def running(
             raise ConfigError("forebay.server.listen", str(error)) from None
         watching = asyncio.create_task(watcher.run())
         not_ready = ""
+        telemetry.log.info("serving", listen=settings.server.listen, admin=settings.server.admin)
         try:
             yield handler
         finally:
             not_ready = "draining"
+            telemetry.log.info("draining", bound_s=settings.server.drain)
             watching.cancel()
             await server.drain(settings.server.drain)
 
