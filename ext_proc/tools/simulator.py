@@ -29,7 +29,7 @@ import gzip
 import signal
 import zlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -138,14 +138,14 @@ class Replica:
         name: str,
         models: Sequence[str],
         engine: Engine,
-        requests: deque[Received],
+        on_request: Callable[[Received], None],
         attempts: Counter[str],
     ) -> None:
         self.name: Final = name
         self.engine: Final = engine
         self.port = 0
         self._models: Final = models
-        self._requests: Final = requests
+        self._on_request: Final = on_request
         self._attempts: Final = attempts
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -161,7 +161,7 @@ class Replica:
             name.lower(): ", ".join(request.headers.getall(name)) for name in request.headers
         }
         received = Received(self.name, request.method, request.raw_path, headers, body)
-        self._requests.append(received)
+        self._on_request(received)
         commands = Commands()
         try:
             commands = Commands.read(headers, self._attempt(headers))
@@ -392,7 +392,8 @@ class Simulator:
 
     `async with Simulator() as simulator:` starts them; `simulator.port` is the first one's port,
     `simulator.requests` what reached them, the oldest first. A port of 0 takes a free one, any
-    other the first of a row. Raise `OSError` when a port is taken.
+    other the first of a row. `on_request` is called with each request instead of its being kept.
+    Raise `OSError` when a port is taken.
     """
 
     def __init__(
@@ -405,11 +406,13 @@ class Simulator:
         speed: Speed = Speed(ttft_s=0.0, prefill_rate=0.0, decode_rate=0.0),  # noqa: B008  # frozen
         capacity: Capacity = Capacity(),  # noqa: B008  # likewise
         keep: int = KEPT_REQUESTS,
+        on_request: Callable[[Received], None] | None = None,
     ) -> None:
         self.requests: Final[deque[Received]] = deque(maxlen=keep)
         attempts: Counter[str] = Counter()
+        take = on_request or self.requests.append
         self.replicas: Final = [
-            Replica(name, models, Engine(models[0], speed, capacity), self.requests, attempts)
+            Replica(name, models, Engine(models[0], speed, capacity), take, attempts)
             for name in names or [f"replica-{index}" for index in range(replicas)]
         ]
         self._first_port: Final = port
