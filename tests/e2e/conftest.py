@@ -1,0 +1,133 @@
+"""What the end-to-end tests share: a running gateway, a way to start others, an HTTP client."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from tests.calls import Caller
+from tests.gateway import Edit, Gateway, Log, Upstream
+from tests.otlp import OtlpReceiver, otlp_receiver
+
+MOST_LINES: Final = 200  # of each log, under a test that failed
+_GATEWAYS: Final = pytest.StashKey[list[Gateway]]()
+_MARKS: Final = pytest.StashKey[dict[Log, int]]()
+
+
+class Gateways:
+    """Starts gateways; what they wrote is shown under a test that fails."""
+
+    def __init__(self, opened: list[Gateway]) -> None:
+        self._opened: Final = opened
+
+    @contextlib.contextmanager
+    def open(
+        self,
+        *,
+        upstream: Upstream | None = None,
+        pools: dict[str, list[int]] | None = None,
+        otlp: str = "",
+        environ: dict[str, str] | None = None,
+        edit: Edit | None = None,
+        server: bool = True,
+        envoy: bool = True,
+    ) -> Iterator[Gateway]:
+        """Run a gateway; without `server` or `envoy` the test starts these itself."""
+        # Not pytest's own folder: its path may be longer than a socket's may be.
+        with tempfile.TemporaryDirectory(prefix="forebay-test-") as folder:
+            gateway = Gateway(
+                Path(folder),
+                upstream=upstream,
+                pools=pools,
+                otlp=otlp,
+                environ=environ,
+                edit=edit,
+            )
+            self._opened.append(gateway)
+            try:
+                if server:
+                    gateway.start_server()
+                if envoy:
+                    gateway.start_envoy()
+                yield gateway
+            finally:
+                gateway.stop()
+
+
+@pytest.fixture(scope="session")
+def gateways(pytestconfig: pytest.Config) -> Gateways:
+    return Gateways(pytestconfig.stash.setdefault(_GATEWAYS, []))
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Iterator[Upstream]:
+    """Run simulated replicas, one for each pool."""
+    upstream = Upstream()
+    upstream.start()
+    yield upstream
+    upstream.stop()
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[OtlpReceiver]:
+    """Run an OTLP receiver."""
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def gateway(gateways: Gateways, upstream: Upstream, receiver: OtlpReceiver) -> Iterator[Gateway]:
+    """Run the gateway on which every test works that breaks nothing."""
+    with gateways.open(upstream=upstream, otlp=receiver.endpoint) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """Open a client that shows bodies as they come and waits for no free connection."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        yield session
+
+
+@pytest.fixture
+def call(http: aiohttp.ClientSession, gateway: Gateway) -> Caller:
+    """Call the shared gateway, as a tenant of this test's own."""
+    return Caller(http, gateway.url, key=f"key-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def question() -> str:
+    """Return a question that nobody asked before, and that no word makes a low-risk task."""
+    return f"Why is basin {uuid.uuid4().hex} calm?"
+
+
+# --- Logs under failures -------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remember where each log stands when a test begins."""
+    gateways = item.config.stash.get(_GATEWAYS, [])
+    item.stash[_MARKS] = {log: log.mark() for gateway in gateways for log in gateway.logs}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show what every gateway wrote during a test that failed."""
+    report = yield
+    if report.failed:
+        marks = item.stash.get(_MARKS, {})
+        for gateway in item.config.stash.get(_GATEWAYS, []):
+            for log in gateway.logs:
+                if lines := log.since(marks.get(log, 0)):
+                    text = "\n".join(lines[-MOST_LINES:])
+                    report.sections.append((f"{log.name} at {gateway.url}", text))
+    return report
