@@ -91,6 +91,7 @@ async def _run(arguments: argparse.Namespace) -> int:
                 await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if not start.done():
                     start.cancel()
+                    await asyncio.gather(start, return_exceptions=True)
                     return 0
                 await start
             terminal.welcome(plan)
