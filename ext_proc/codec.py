@@ -51,10 +51,12 @@ Event: TypeAlias = Headers | Body | Trailers
 
 
 class Mode(enum.Enum):
-    """How the rest of an exchange is sent to us; asked for in a reply to headers."""
+    """How the body of a reply is sent to us; asked for in the answer to its headers.
+
+    Never whole: a body over its buffer limit Envoy 1.40 keeps for ever.
+    """
 
     NONE = pb.ProcessingMode.NONE
-    BUFFERED = pb.ProcessingMode.BUFFERED
     STREAMED = pb.ProcessingMode.STREAMED
     FULL_DUPLEX = pb.ProcessingMode.FULL_DUPLEX_STREAMED
 
@@ -83,13 +85,6 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
-    """Put another body in place of one that came whole, with its length."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Stream:
     """Send bytes of the reply in full-duplex mode, as many and when we like."""
 
@@ -114,7 +109,7 @@ class Extend:
     seconds: float
 
 
-Command: TypeAlias = Pass | Forward | Replace | Stream | Respond | Extend
+Command: TypeAlias = Pass | Forward | Stream | Respond | Extend
 
 # --- Decoding ------------------------------------------------------------------------------------
 
@@ -179,14 +174,6 @@ def encode(command: Command) -> bytes:
             response = _forward(command)
         case Respond():
             response = _respond(command)
-        case Replace(data):
-            response = pb.ProcessingResponse()
-            common = response.response_body.response
-            _set_headers(common.header_mutation, {"content-length": str(len(data))})
-            if data:
-                common.body_mutation.body = data
-            else:
-                common.body_mutation.clear_body = True
         case Stream(data, last):
             response = pb.ProcessingResponse()
             streamed = response.response_body.response.body_mutation.streamed_response
@@ -210,7 +197,7 @@ def _pass(command: Pass) -> pb.ProcessingResponse:
         # A mode override replaces the whole mode: what it leaves out is reset.
         mode = response.mode_override
         mode.response_body_mode = command.response_body.value
-        if command.response_body in (Mode.STREAMED, Mode.FULL_DUPLEX):
+        if command.response_body is not Mode.NONE:
             # Where trailers follow, no chunk says that it is the last. Duplex does not go without.
             mode.response_trailer_mode = pb.ProcessingMode.SEND
         if command.response_body is Mode.FULL_DUPLEX:

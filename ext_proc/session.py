@@ -21,7 +21,6 @@ from ext_proc.codec import (
     Headers,
     Mode,
     Pass,
-    Replace,
     Respond,
     Stream,
     Trailers,
@@ -388,7 +387,7 @@ class Session:
             await self._peer.send(go_on)
 
     def _reading_mode(self, exchange: Exchange, *, last: bool) -> Mode:
-        """Choose how the body comes: in chunks, unless a filter edits a plain reply whole."""
+        """Choose how the body comes: chunks shown to us, or given to us to send what we like."""
         head = exchange.reply_head
         if last or head is None or exchange.needs is not Need.REPLY:
             return Mode.NONE
@@ -396,35 +395,30 @@ class Session:
             exchange.note("reply.skip", "compressed")
             return Mode.NONE
         content_type = head.headers.get("content-type", "")
-        edits = self._profile is not None and self._profile.pipeline.edits_stream
         self._framer = exchange.dialect.framer(content_type, exchange.prompt)
-        if self._framer is not None:
-            return Mode.FULL_DUPLEX if edits else Mode.STREAMED
-        if not content_type.startswith("application/json"):
-            exchange.note("reply.skip", "content type")
-            return Mode.NONE
-        self._framer = WholeBody()
-        return Mode.BUFFERED if edits else Mode.STREAMED
+        if self._framer is None:
+            if not content_type.startswith("application/json"):
+                exchange.note("reply.skip", "content type")
+                return Mode.NONE
+            self._framer = WholeBody()
+        edits = self._profile is not None and self._profile.pipeline.edits_stream
+        return Mode.FULL_DUPLEX if edits else Mode.STREAMED
 
     async def _on_response_body(self, event: Body) -> None:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
-        # A buffered body is whole, also where trailers follow it.
-        last = event.last or self._mode is Mode.BUFFERED
+        edits = self._mode is Mode.FULL_DUPLEX
         command: Command = Pass(event.message)
-        if self._mode is not Mode.STREAMED:
-            made = b"".join(delta.raw for delta in self._read(event.data, last=last))
-            if self._mode is Mode.FULL_DUPLEX:
-                command = Stream(made, event.last)
-            elif made != event.data:
-                command = Replace(made)
-        if last:
+        if edits:
+            made = b"".join(delta.raw for delta in self._read(event.data, last=event.last))
+            command = Stream(made, event.last)
+        if event.last:
             self._outcome = Outcome.COMPLETE
         try:
             await self._peer.send(command)
         finally:  # also when cancelled: a client that has its last byte may be gone at once
-            if self._mode is Mode.STREAMED:
-                self._read(event.data, last=last)
-        if last:
+            if not edits:
+                self._read(event.data, last=event.last)
+        if event.last:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
 

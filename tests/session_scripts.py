@@ -39,7 +39,6 @@ from ext_proc.codec import (
     Forward,
     Headers,
     Pass,
-    Replace,
     Respond,
     Stream,
     Trailers,
@@ -330,8 +329,6 @@ def _command(command: Command) -> list[str]:
             ]
         case Respond(status, headers, body, details):
             return [f"<< respond {status} {details}", *_pairs("set", headers), *_text(body)]
-        case Replace(data):
-            return ["<< replace", *_text(data)]
         case Stream(data, last):
             return ["<< stream last" if last else "<< stream", *_text(data)]
         case Extend(seconds):

@@ -33,7 +33,6 @@ from ext_proc.codec import (
     Headers,
     Mode,
     Pass,
-    Replace,
     Respond,
     Stream,
     Trailers,
@@ -253,10 +252,6 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
         Pass(Message.RESPONSE_HEADERS, response_body=Mode.NONE),
         reply_mode(BODY.NONE),
     ),
-    "whole body": (
-        Pass(Message.RESPONSE_HEADERS, response_body=Mode.BUFFERED),
-        reply_mode(BODY.BUFFERED),
-    ),
     "chunks": (
         Pass(Message.RESPONSE_HEADERS, response_body=Mode.STREAMED),
         reply_mode(BODY.STREAMED, trailers=True),
@@ -300,28 +295,6 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
             request_body=api.BodyResponse(
                 response=api.CommonResponse(
                     header_mutation=api.HeaderMutation(), body_mutation=api.BodyMutation(body=b"")
-                )
-            )
-        ),
-    ),
-    "replace": (
-        Replace(b"other"),
-        api.ProcessingResponse(
-            response_body=api.BodyResponse(
-                response=api.CommonResponse(
-                    header_mutation=mutation([("content-length", b"5")]),
-                    body_mutation=api.BodyMutation(body=b"other"),
-                )
-            )
-        ),
-    ),
-    "replace by nothing": (
-        Replace(b""),
-        api.ProcessingResponse(
-            response_body=api.BodyResponse(
-                response=api.CommonResponse(
-                    header_mutation=mutation([("content-length", b"0")]),
-                    body_mutation=api.BodyMutation(clear_body=True),
                 )
             )
         ),
@@ -381,7 +354,7 @@ def test_envoy_reads_a_command_as_it_is_meant(name: str) -> None:
 
 def test_every_command_is_written() -> None:
     """No command is missing above."""
-    commands = {Pass, Forward, Replace, Stream, Respond, Extend}
+    commands = {Pass, Forward, Stream, Respond, Extend}
     assert commands == {type(command) for command, _ in COMMANDS.values()}
 
 

@@ -233,6 +233,7 @@ async def test_a_bug_of_ours_ends_its_stream_only(
     await served.handler.ended(1)
     assert [Outcome.FAILED] == [facts.outcome for facts in made.books.ended]
     assert 2 == len(await ask(neighbour, reply(JSON, ANSWER)))
+    await served.handler.ended(2)
     assert 1 == len(stored(made))
 
 
