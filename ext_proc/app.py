@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, Final, assert_never
+from typing import BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.memory_store import MemoryStore
-from ext_proc.adapters.redis_store import RedisStore
 from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
@@ -31,7 +30,7 @@ from ext_proc.session import Gateway, Pool, Profile
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport.grpc_aio import GrpcServer
-from filters.api import Clock, Ports
+from filters.api import Clock, Ports, Store
 from filters.errors import ConfigError
 from filters.pipeline import Pipeline
 
@@ -117,9 +116,14 @@ async def running(
             await server.drain(settings.server.drain)
 
 
-def open_store(
-    settings: StoreSettings, clock: Clock, telemetry: Telemetry
-) -> MemoryStore | RedisStore:
+class OpenStore(Store, Protocol):
+    """A store that can be closed."""
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+
+
+def open_store(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> OpenStore:
     """Return the store that the settings ask for; it connects when it is first asked."""
     match settings:
         case MemorySettings(size=size):
@@ -127,6 +131,8 @@ def open_store(
             telemetry.read("store_bytes", "Bytes kept in memory", lambda: memory.size)
             return memory
         case RedisSettings(url=url, timeout=timeout, password=password):
+            from ext_proc.adapters.redis_store import RedisStore  # 0.1 s that not all need
+
             shared = RedisStore(url, clock, telemetry, timeout_s=timeout, password=password or None)
             telemetry.read(
                 "store_breaker",
