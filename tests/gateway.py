@@ -151,6 +151,11 @@ class Upstream:
         """The ports by pool, as `derive` takes them."""
         return {replica.name: [replica.port] for replica in self.simulator.replicas}
 
+    @property
+    def url(self) -> str:
+        """The address of the replica of the full pool."""
+        return self.simulator.url
+
     def start(self) -> None:
         self._thread.start()
         self._run(self.simulator.__aenter__())
