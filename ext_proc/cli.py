@@ -48,6 +48,11 @@ COMMANDS: Final = {
         "find what is wrong in an Envoy configuration",
         "forebay check envoy/forebay.yaml",
     ),
+    "bench": Command(
+        "bench",
+        "measure what a request costs, side by side with the least it could",
+        "forebay bench --output figures.json",
+    ),
 }
 
 

@@ -58,7 +58,15 @@ class GrpcStream:
 class GrpcServer:
     """Listens on a Unix socket (`unix:/path`, `unix:@name`) or a TCP address (`host:port`)."""
 
-    def __init__(self, handler: Handler, listen: str, *, most_message_bytes: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        listen: str,
+        *,
+        most_message_bytes: int,
+        service: str = EXT_PROC,
+        method: str = "Process",
+    ) -> None:
         self._handler: Final = handler
         self._listen: Final = listen
         self._server: Final = grpc.aio.server(
@@ -71,9 +79,9 @@ class GrpcServer:
             )
         )
         self._health: Final = HealthServicer()
-        method: Any = grpc.stream_stream_rpc_method_handler(self._process)
+        process: Any = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(EXT_PROC, {"Process": method}),)
+            (grpc.method_handlers_generic_handler(service, {method: process}),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

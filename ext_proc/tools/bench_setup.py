@@ -1,0 +1,298 @@
+"""Lay out what is measured: the shipped gateway, with stand-ins for everything around it.
+
+Beside the shipped routes stand two more: one through a no-op ext_proc server, one to an upstream
+that streams. All programs are the ones that run in production, as is their configuration: access
+log and exchange log into a file, metrics on, one request in ten traced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from ext_proc.config import Settings, read_settings
+from ext_proc.tools.derivation import Local, derive
+from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports
+from ext_proc.tools.supervisor import Child, answers
+from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
+
+ENVOY_WORKERS: Final = 1  # one core for Envoy leaves the other for the server it calls
+_PER_ROUTE: Final = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+_FILTERS: Final = "type.googleapis.com/envoy.extensions.filters"
+_HCM: Final = f"{_FILTERS}.network.http_connection_manager.v3.HttpConnectionManager"
+REPLY: Final = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "demo",
+    "choices": [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "A forebay is the basin before a turbine. It calms the water and lets "
+                "sand settle, so that what enters the pipe is smooth and clean. " * 5,
+            },
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {"prompt_tokens": 300, "completion_tokens": 160, "total_tokens": 460},
+}
+# Environment of the server: what the user's shell says must not reach it.
+_ENV: Final = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+    "FOREBAY_REDIS_URL": "",
+    "FOREBAY_LOG_LEVEL": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where everything listens."""
+
+    gateway: int
+    envoy_admin: int
+    metrics: int
+    upstream: int
+    streamer: int
+    spans: int
+    socket: Path
+    noop_socket: Path
+
+    @classmethod
+    def on(cls, ports: Sequence[int], folder: Path) -> Places:
+        """Give out six ports, and two sockets in a folder."""
+        gateway, admin, metrics, upstream, streamer, spans = ports
+        return cls(
+            *(gateway, admin, metrics, upstream, streamer, spans),
+            socket=folder / SOCKET,
+            noop_socket=folder / "n",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The programs to run, and the logs that two of them write."""
+
+    places: Places
+    children: Mapping[str, Child]
+    logs: tuple[BinaryIO, ...]
+
+    def pid(self, name: str) -> int:
+        """Return the process of a program that was started."""
+        process = self.children[name].process
+        assert process is not None
+        return process.pid
+
+    def empty_logs(self) -> None:
+        """Cut the logs to nothing, so that a long run fills no disk."""
+        for log in self.logs:
+            log.truncate(0)
+
+
+@contextlib.contextmanager
+def set_up(folder: Path) -> Iterator[Setup]:
+    """Write the configurations into `folder` and open the logs there."""
+    envoy = find_envoy(None)
+    places = Places.on(free_ports(6), folder)
+    gateway, upstream = folder / "gateway.json", folder / "upstream.json"
+    gateway.write_text(json.dumps(_gateway(places)))
+    upstream.write_text(json.dumps(_upstream(places)))
+    with contextlib.ExitStack() as closing:
+        # Appending: what is cut to nothing is written on from its beginning.
+        logs = tuple(
+            closing.enter_context((folder / name).open("ab", buffering=0))
+            for name in ("server.log", "access.log")
+        )
+        yield Setup(places, _children(places, envoy, gateway, upstream, logs), logs)
+
+
+def _children(
+    places: Places, envoy: str, gateway: Path, upstream: Path, logs: tuple[BinaryIO, ...]
+) -> dict[str, Child]:
+    python = (sys.executable, "-m")
+    stand_in = (*python, "ext_proc.tools.stand_ins")
+    children = (
+        Child(
+            "server",
+            [*python, "ext_proc", "serve", "--config", str(gateway)],
+            lambda: answers(places.metrics, "/readyz"),
+            env=_ENV,
+            stdout=logs[0].fileno(),
+        ),
+        Child(
+            "envoy",
+            _envoy_words(envoy, gateway),
+            lambda: answers(places.envoy_admin, "/ready"),
+            stdout=logs[1].fileno(),
+        ),
+        Child(
+            "upstream", _envoy_words(envoy, upstream), lambda: answers(places.upstream, "/health")
+        ),
+        Child(
+            "no-op server",
+            [*stand_in, "noop", f"unix:{places.noop_socket}"],
+            _connects(lambda: asyncio.open_unix_connection(places.noop_socket)),
+        ),
+        Child(
+            "span receiver",
+            [*stand_in, "spans", f"{LOOPBACK}:{places.spans}"],
+            _connects(lambda: asyncio.open_connection(LOOPBACK, places.spans)),
+        ),
+        Child(
+            "streaming upstream",
+            [*stand_in, "stream", f"{LOOPBACK}:{places.streamer}"],
+            _connects(lambda: asyncio.open_connection(LOOPBACK, places.streamer)),
+        ),
+    )
+    return {child.name: child for child in children}
+
+
+def _envoy_words(envoy: str, config: Path) -> list[str]:
+    return [
+        *(envoy, "--config-path", str(config), "--log-level", "error"),
+        *("--concurrency", str(ENVOY_WORKERS), "--disable-hot-restart", "--drain-time-s", "1"),
+    ]
+
+
+def _connects(
+    connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+) -> Callable[[], Awaitable[bool]]:
+    """Return a probe that is content when somebody listens."""
+
+    async def probe() -> bool:
+        try:
+            _, writer = await connect()
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return probe
+
+
+# --- Configurations ------------------------------------------------------------------------------
+
+
+def _settings(file: YamlFile) -> Settings:
+    settings, problems = read_settings(file, {**os.environ, **_ENV})
+    if settings is None:
+        raise BadConfig(tuple(problems))
+    return settings
+
+
+def _gateway(places: Places) -> dict[str, Any]:
+    """Return the shipped bootstrap at other addresses, with the two routes more."""
+    file = read_yaml(find_yaml(None))
+    shipped = copy.deepcopy(file.value)
+    settings = _settings(file)
+    local = Local(
+        listen=(LOOPBACK, places.gateway),
+        admin_port=places.envoy_admin,
+        metrics_port=places.metrics,
+        socket=places.socket,
+        replicas={pool.cluster: [places.upstream] for pool in settings.pools.values()},
+        otlp=f"http://{LOOPBACK}:{places.spans}",
+    )
+    tree = derive(file, settings, local)
+    # A derived gateway traces every request for whoever looks on; here it is as it is shipped.
+    tree["layered_runtime"] = shipped["layered_runtime"]
+    manager = _manager(tree)
+    manager["tracing"] = _manager(shipped)["tracing"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    noop = {"grpc_service": {"envoy_grpc": {"cluster_name": "noop"}}}
+    faq = {"grpc_initial_metadata": [{"key": "x-forebay-profile", "value": "faq"}]}
+    routes[:0] = [
+        _route("/bench/noop/", "full", noop),
+        _route("/bench/stream/", "streamer", faq),
+    ]
+    clusters = tree["static_resources"]["clusters"]
+    by_name = {cluster["name"]: cluster for cluster in clusters}
+    clusters += [
+        _led(by_name["forebay"], "noop", {"pipe": {"path": str(places.noop_socket)}}),
+        _led(by_name["full"], "streamer", _address(places.streamer)),
+    ]
+    return tree
+
+
+def _manager(tree: dict[str, Any]) -> dict[str, Any]:
+    (listener,) = tree["static_resources"]["listeners"]
+    manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager
+
+
+def _route(prefix: str, cluster: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    per_route = {"@type": _PER_ROUTE, "overrides": overrides}
+    return {
+        "name": prefix.split("/")[2],
+        "match": {"prefix": prefix},
+        "route": {"cluster": cluster, "prefix_rewrite": "/", "timeout": "0s"},
+        "typed_per_filter_config": {"envoy.filters.http.ext_proc": per_route},
+    }
+
+
+def _led(cluster: dict[str, Any], name: str, address: dict[str, Any]) -> dict[str, Any]:
+    """Return a cluster like another one, but for its name and address."""
+    endpoint = {"endpoint": {"address": address}}
+    assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
+    return {**cluster, "name": name, "load_assignment": assignment}
+
+
+def _address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": LOOPBACK, "port_value": port}}
+
+
+def _upstream(places: Places) -> dict[str, Any]:
+    """Return the bootstrap of an Envoy that answers every request with the same completion."""
+    route = {
+        "match": {"prefix": "/"},
+        "direct_response": {"status": 200, "body": {"inline_string": json.dumps(REPLY)}},
+        "response_headers_to_add": [
+            {
+                "header": {"key": "content-type", "value": "application/json"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
+        ],
+    }
+    manager = {
+        "@type": _HCM,
+        "stat_prefix": "upstream",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [
+            {
+                # A reply to half a request would cost its connection.
+                "name": "envoy.filters.http.buffer",
+                "typed_config": {
+                    "@type": f"{_FILTERS}.http.buffer.v3.Buffer",
+                    "max_request_bytes": 1 << 20,
+                },
+            },
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_FILTERS}.http.router.v3.Router"},
+            },
+        ],
+    }
+    listener = {
+        "name": "upstream",
+        "address": _address(places.upstream),
+        "filter_chains": [
+            {
+                "filters": [
+                    {
+                        "name": "envoy.filters.network.http_connection_manager",
+                        "typed_config": manager,
+                    }
+                ]
+            }
+        ],
+    }
+    return {"static_resources": {"listeners": [listener]}}
