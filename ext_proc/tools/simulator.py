@@ -365,6 +365,9 @@ class Sender:
         if left == 0:
             self._drop()
             return response
+        if self._request.method == "HEAD":
+            await response.prepare(self._request)
+            return response
         async for chunk in chunks:
             if not response.prepared:
                 await response.prepare(self._request)
