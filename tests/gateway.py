@@ -323,6 +323,10 @@ class Gateway:
         samples = (line.rpartition(" ") for line in text.splitlines() if line[:1] not in ("#", ""))
         return {name: float(value) for name, _, value in samples}
 
+    def envoy_stats(self) -> str:
+        """Return all of Envoy's counters and gauges as text."""
+        return get(f"{self.envoy_admin}/stats").decode()
+
     def envoy_counter(self, name: str) -> int:
         """Return one of Envoy's counters."""
         text = get(f"{self.envoy_admin}/stats?filter=^{re.escape(name)}$").decode()

@@ -47,6 +47,18 @@ class OtlpReceiver(TraceServiceServicer):
         assert arrived, f"{len(self.spans)} of {spans} spans came in {timeout_s} s"
         return self.spans
 
+    def trace(self, trace_id: str, spans: int, timeout_s: float = 10.0) -> list[Span]:
+        """Return the spans of a trace, its id in hex, once there are so many."""
+        wanted = bytes.fromhex(trace_id)
+
+        def found() -> list[Span]:
+            return [span for span in self.spans if span.trace_id == wanted]
+
+        with self._arrived:
+            arrived = self._arrived.wait_for(lambda: len(found()) >= spans, timeout_s)
+        assert arrived, f"{len(found())} of {spans} spans came in {timeout_s} s"
+        return found()
+
     def Export(  # noqa: N802 - the name in the protocol
         self, request: service.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> service.ExportTraceServiceResponse:

@@ -24,7 +24,7 @@ async def twice(
 ) -> tuple[Reply, Reply, Seen]:
     """Ask on the faq profile, with `commands` the first time; return what the second time did."""
     with gateway.watch():
-        before = await call(first, "faq", **commands)
+        before = await call(first, "faq", None, **commands)
     with gateway.watch() as seen:
         after = await call(second or first, "faq")
     return before, after, seen
