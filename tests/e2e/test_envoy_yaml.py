@@ -86,7 +86,7 @@ class Upstream:
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         app = web.Application(client_max_size=128 * MIB)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self.runner = web.AppRunner(app)
+        self.runner = web.AppRunner(app, handler_cancellation=True)  # Envoy gave up
         await self.runner.setup()
         await web.SockSite(self.runner, self.socket, ssl_context=tls).start()
 
@@ -744,6 +744,25 @@ async def test_the_callers_traceparent_decides_whether_a_request_is_traced(alone
             seen = (await client.post("/v1/x", content=b"{}", headers=headers)).json()
             flags[traceparent].add(seen["headers"]["traceparent"][-2:])
     assert {SAMPLED: {"01"}, NOT_SAMPLED: {"00"}} == flags
+
+
+async def test_most_requests_without_a_traceparent_are_not_traced(alone: World) -> None:
+    """One in ten is; that half of sixty are has a chance of one in 10^15."""
+    traced = 0
+    async with alone.client() as client:
+        for _ in range(60):
+            seen = (await client.post("/v1/x", content=b"{}")).json()
+            traced += seen["headers"]["traceparent"].endswith("01")
+    assert 30 > traced
+
+
+async def test_a_callers_request_id_does_not_keep_it_from_being_traced(alone: World) -> None:
+    """Envoy samples by an id of its own; it would never trace one that is not a UUID."""
+    headers = {"traceparent": SAMPLED, "x-request-id": "not-a-uuid"}
+    async with alone.client() as client:
+        seen = (await client.post("/v1/x", content=b"{}", headers=headers)).json()["headers"]
+    assert "01" == seen["traceparent"][-2:]
+    assert "not-a-uuid" != seen["x-request-id"]
 
 
 # --- The example for a provider's API ------------------------------------------------------------
