@@ -49,7 +49,12 @@ class ExtProc:
                     profile=metadata.get(PROFILE_METADATA),
                     traceparent=metadata.get("traceparent"),
                 )
-            await session.receive(decode(message))
+            try:
+                event = decode(message)
+            except ConversationError:
+                await session.fail()
+                raise
+            await session.receive(event)
         except ConversationError as error:
             self._watch.stream_failed("conversation", error)
             stream.fail(str(error))

@@ -207,6 +207,10 @@ class Session:
         """Finish an exchange whose stream is over, however that came about."""
         await self._finish(self._outcome)
 
+    async def fail(self) -> None:
+        """Finish an exchange whose stream cannot be understood any more."""
+        await self._finish(Outcome.FAILED)
+
     async def _take(self, event: Event) -> None:
         match event:
             case Headers(Message.REQUEST_HEADERS):
@@ -281,7 +285,7 @@ class Session:
             await self._answer(exchange, answer)
             return
         forward = self._forward(profile, exchange)
-        if exchange.needs is Need.NOTHING:
+        if not exchange.needs:
             await self._send_last(forward, Outcome.FORWARDED)
         else:
             await self._peer.send(forward)
@@ -308,7 +312,7 @@ class Session:
         return Forward(
             set_headers=set_headers,
             # What we read must come as plain bytes; clients do without compression for it.
-            remove_headers=("accept-encoding",) if exchange.needs is Need.REPLY else (),
+            remove_headers=("accept-encoding",) if exchange.needs & Need.REPLY else (),
             body=body,
             metadata={
                 **told,
@@ -381,7 +385,7 @@ class Session:
         go_on = Pass(event.message, response_body=self._mode)
         if event.last:
             await self._send_last(go_on, Outcome.COMPLETE)
-        elif self._mode is Mode.NONE and exchange.needs is Need.REPLY:
+        elif self._mode is Mode.NONE and not exchange.needs & Need.END:
             await self._send_last(go_on, Outcome.FORWARDED)
         else:
             await self._peer.send(go_on)
@@ -389,7 +393,7 @@ class Session:
     def _reading_mode(self, exchange: Exchange, *, last: bool) -> Mode:
         """Choose how the body comes: chunks shown to us, or given to us to send what we like."""
         head = exchange.reply_head
-        if last or head is None or exchange.needs is not Need.REPLY:
+        if last or head is None or not exchange.needs & Need.REPLY:
             return Mode.NONE
         if "content-encoding" in head.headers:
             exchange.note("reply.skip", "compressed")

@@ -233,13 +233,13 @@ class Quality(enum.StrEnum):
     BEST_EFFORT = "BEST_EFFORT"
 
 
-class Need(enum.IntEnum):
-    """How much of the reply a filter must see; the exchange asks the proxy for the greatest."""
+class Need(enum.IntFlag):
+    """What a filter must see after the request; the proxy is asked for what all need together."""
 
     NOTHING = 0
     """The proxy goes on alone; `on_finish` runs as soon as the request was handed over."""
     END = 1
-    """Only when the exchange ends."""
+    """When the exchange ends; whether it ended well is not seen without its reply."""
     REPLY = 2
     """The reply's head and body."""
 
@@ -308,8 +308,8 @@ class Exchange:
         self.notes[key] = value
 
     def need(self, need: Need) -> None:
-        """Ask to see at least this much of the reply."""
-        self.needs = max(self.needs, need)
+        """Ask to see this of what comes after the request."""
+        self.needs |= need
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from filters.api import CONTINUE, Config, Exchange, Filter, Role, Verdict
 from filters.markup import is_about_markup, strip_markup
 from filters.spacing import tidy_spacing
 
+MOST_CHARS: Final = 262_144  # a longer text would hold up every other exchange for tens of ms
 MOST_PASSES: Final = 8  # one pass may uncover work for the next; text built to go on for ever stays
 
 
@@ -35,10 +36,15 @@ class CleanFilter(Filter[CleanConfig]):
             if text.role is Role.USER
         ]
         originals = [text.value for text in texts]
-        html = self.config.html and any("<" in original for original in originals)
-        html = html and not is_about_markup(originals)
+        html = False
+        if self.config.html and any("<" in original for original in originals):
+            bare = [strip_markup(text) for text in originals if len(text) <= MOST_CHARS]
+            html = not is_about_markup(bare)
         removed = 0
         for text, original in zip(texts, originals, strict=True):
+            if len(original) > MOST_CHARS:
+                exchange.note("clean.skip", "size")
+                continue
             cleaned = clean(original, html=html, white_space=self.config.white_space)
             if cleaned != original:
                 text.value = cleaned

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from filters.segments import edit_prose
+from filters.words import WordFinder
 
 _BLOCK: Final = (
     "address|article|aside|blockquote|body|br|center|dd|details|dialog|div|dl|dt|fieldset|figcaption"
@@ -39,19 +40,110 @@ _ENTITIES: Final = {
 }  # fmt: skip
 _ENTITY: Final = re.compile("|".join(map(re.escape, _ENTITIES)))
 # Whoever says one of these words may want the markup itself looked at.
-_ABOUT_MARKUP: Final = re.compile(
-    r"\b(?:x?html5?|xml|svg|css|jsx|tsx|dom|markup|markdown|tags?|elements?|attributes?|selectors?"
-    r"|xpath|templates?|components?|snippets?|code|coding|bugs?|debug\w*|fix\w*|errors?|wrong|render\w*"
-    r"|pars(?:e|er|ing)|scrap(?:e|er|ing)|escap\w+|sanitiz\w+|sanitis\w+|xss|accessib\w+|aria|seo"
-    r"|javascript|typescript|react|vue|angular|web ?pages?|websites?|front-?end)\b"
-    r"|标签|标记语言|源码|源代码|代码|网页|前端|元素|属性|选择器|样式|注释|报错|错误|修复|调试|渲染|解析|爬虫|转义",
-    re.IGNORECASE,
+_ABOUT_MARKUP: Final = WordFinder(
+    [
+        "html",
+        "html5",
+        "xhtml",
+        "xml",
+        "svg",
+        "css",
+        "jsx",
+        "tsx",
+        "dom",
+        "markup",
+        "markdown",
+        "tag",
+        "tags",
+        "element",
+        "elements",
+        "attribute",
+        "attributes",
+        "selector",
+        "selectors",
+        "xpath",
+        "template",
+        "templates",
+        "component",
+        "components",
+        "snippet",
+        "snippets",
+        "code",
+        "coding",
+        "bug",
+        "bugs",
+        "debug",
+        "debugging",
+        "fix",
+        "fixed",
+        "fixing",
+        "error",
+        "errors",
+        "wrong",
+        "render",
+        "renders",
+        "rendered",
+        "rendering",
+        "parse",
+        "parser",
+        "parsing",
+        "scrape",
+        "scraper",
+        "scraping",
+        "escape",
+        "escaped",
+        "escaping",
+        "sanitize",
+        "sanitise",
+        "xss",
+        "accessibility",
+        "aria",
+        "seo",
+        "javascript",
+        "typescript",
+        "react",
+        "vue",
+        "angular",
+        "webpage",
+        "webpages",
+        "website",
+        "websites",
+        "frontend",
+        "front-end",
+        "标签",
+        "标记语言",
+        "源码",
+        "源代码",
+        "代码",
+        "网页",
+        "前端",
+        "元素",
+        "属性",
+        "选择器",
+        "样式",
+        "注释",
+        "报错",
+        "错误",
+        "修复",
+        "调试",
+        "渲染",
+        "解析",
+        "爬虫",
+        "转义",
+    ]
 )
+_ENDS_CHARS: Final = 4_000  # a question stands before or behind what it is about
 
 
-def is_about_markup(texts: Iterable[str]) -> bool:
-    """Tell whether the prose speaks of markup or code, so that tags may be the subject."""
-    return any(_ABOUT_MARKUP.search(_TAG.sub(" ", _drop_hidden(text))) for text in texts)
+def is_about_markup(bare: Iterable[str]) -> bool:
+    """Tell whether texts without their tags speak of markup, so that tags may be the subject.
+
+    Only the beginning and the end of a text are looked at.
+    """
+    return any(
+        _ABOUT_MARKUP.first(text[:_ENDS_CHARS]) or _ABOUT_MARKUP.first(text[-_ENDS_CHARS:])
+        for text in bare
+    )
 
 
 def strip_markup(text: str) -> str:

@@ -89,13 +89,13 @@ def test_what_carries_meaning_stays(text: str) -> None:
 @pytest.mark.parametrize("text", ABOUT_MARKUP)
 def test_a_question_about_markup_keeps_its_markup(text: str) -> None:
     """Who asks about tags wants the tags seen."""
-    assert is_about_markup([text])
+    assert is_about_markup([strip_markup(text)])
 
 
 def test_words_inside_tags_do_not_make_a_page_a_question_about_markup() -> None:
     """`<html>` itself is no question; only the prose counts."""
     page = "Summarise this: <html><head><style>code {}</style></head><body>News</body></html>"
-    assert not is_about_markup([page])
+    assert not is_about_markup([strip_markup(page)])
 
 
 def test_each_rule_can_be_off() -> None:
