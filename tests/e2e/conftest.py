@@ -14,6 +14,7 @@ import pytest
 
 from tests.calls import Caller
 from tests.gateway import Edit, Gateway, Log, Upstream
+from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, otlp_receiver
 
 MOST_LINES: Final = 200  # of each log, under a test that failed
@@ -107,6 +108,13 @@ def call(http: aiohttp.ClientSession, gateway: Gateway) -> Caller:
 def question() -> str:
     """Return a question that nobody asked before, and that no word makes a low-risk task."""
     return f"Why is basin {uuid.uuid4().hex} calm?"
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[HeldUpstream]:
+    """Run an upstream that answers when the test says so."""
+    async with HeldUpstream() as held:
+        yield held
 
 
 # --- Logs under failures -------------------------------------------------------------------------
