@@ -100,6 +100,9 @@ class Respond:
     headers: Mapping[str, str]
     body: bytes
     details: str
+    """What Envoy's access log says of it, one word."""
+    metadata: Mapping[str, str] | None = None
+    """Members of the `forebay` dynamic metadata: for that log, not for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,8 @@ def _respond(command: Respond) -> pb.ProcessingResponse:
     _set_headers(immediate.headers, command.headers)
     immediate.body = command.body
     immediate.details = command.details
+    if command.metadata:
+        _set_metadata(response, command.metadata)
     return response
 
 

@@ -49,6 +49,7 @@ from filters.pipeline import Pipeline, Run, note_failure
 
 # Headers by which clients prove who they are, one per provider.
 _CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+MOST_MODEL_CHARS: Final = 128  # a client's own words: no name of a model is longer
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
 """A plain reply longer than this is not looked at; it reaches the client all the same."""
 
@@ -320,7 +321,7 @@ class Session:
                 "server-timing": self._server_timing(),
                 "pool": pool.name,
                 "dialect": exchange.dialect.name,
-                "model": exchange.prompt.model[:128],
+                "model": exchange.prompt.model[:MOST_MODEL_CHARS],
             },
             choose_route_again=pool is not profile.pool,
         )
@@ -335,8 +336,13 @@ class Session:
             "x-forebay-profile": exchange.profile,
             "server-timing": self._server_timing(),
         }
+        metadata = {
+            "x-forebay-profile": exchange.profile,
+            "dialect": exchange.dialect.name,
+            "model": exchange.prompt.model[:MOST_MODEL_CHARS],
+        }
         details = f"forebay_{answer.status}"
-        respond = Respond(answer.status, headers, answer.body, details)
+        respond = Respond(answer.status, headers, answer.body, details, metadata)
         await self._send_last(respond, Outcome.ANSWERED)
 
     async def _let_pass(self, event: Headers | Body, why: str | None) -> None:

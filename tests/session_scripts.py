@@ -327,8 +327,9 @@ def _command(command: Command) -> list[str]:
                 *again,
                 *body,
             ]
-        case Respond(status, headers, body, details):
-            return [f"<< respond {status} {details}", *_pairs("set", headers), *_text(body)]
+        case Respond(status, headers, body, details, metadata):
+            told = _pairs("tell", metadata)
+            return [f"<< respond {status} {details}", *_pairs("set", headers), *told, *_text(body)]
         case Stream(data, last):
             return ["<< stream last" if last else "<< stream", *_text(data)]
         case Extend(seconds):

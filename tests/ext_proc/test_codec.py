@@ -324,14 +324,21 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
         ),
     ),
     "respond": (
-        Respond(429, {"content-type": "application/json", "x": "é"}, b"{}", "forebay_429"),
+        Respond(
+            429,
+            {"content-type": "application/json", "x": "é"},
+            b"{}",
+            "forebay_429",
+            {"model": "m"},
+        ),
         api.ProcessingResponse(
             immediate_response=api.ImmediateResponse(
                 status=HttpStatus(code=StatusCode(429)),
                 headers=mutation([("content-type", b"application/json"), ("x", b"\xc3\xa9")]),
                 body=b"{}",
                 details="forebay_429",
-            )
+            ),
+            dynamic_metadata=metadata(model="m"),
         ),
     ),
     "extend": (
