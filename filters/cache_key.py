@@ -38,29 +38,22 @@ def cache_key(exchange: Exchange) -> bytes:
     """
     prompt = exchange.prompt
     headers = exchange.head.headers
-    hasher = blake3()
-    for part in (exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model):
-        _add(hasher, part.encode())
-    for name in _VARIANT_HEADERS:
-        _add(hasher, headers.get(name, "").encode())
-    _add(hasher, _variant_query(exchange.head.path))
-    _add(hasher, _SORTED.encode(_normalised(exchange)))
-    return hasher.digest(KEY_BYTES)
+    # JSON tells where each part ends, so that no two lists of parts look alike.
+    parts = (
+        *(exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model),
+        [headers.get(name, "") for name in _VARIANT_HEADERS],
+        _variant_query(exchange.head.path),
+        _normalised(exchange),
+    )
+    return blake3(_SORTED.encode(parts)).digest(KEY_BYTES)
 
 
-def _add(hasher: blake3, part: bytes) -> None:
-    """Hash a part with its length, so that no two lists of parts look alike."""
-    hasher.update(len(part).to_bytes(8, "big"))
-    hasher.update(part)
-
-
-def _variant_query(path: str) -> bytes:
+def _variant_query(path: str) -> list[tuple[str, str]]:
     query = path.partition("?")[2]
     if not query:
-        return b""
+        return []
     members = parse_qsl(query, keep_blank_values=True)
-    variants = sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY)
-    return _SORTED.encode(variants) if variants else b""
+    return sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY)
 
 
 def _normalised(exchange: Exchange) -> dict[str, Json]:

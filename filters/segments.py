@@ -29,7 +29,8 @@ def edit_prose(text: str, edit: Callable[[str], str]) -> str:
     """
     if text.lstrip()[:1] in ("{", "[") and _is_json(text):
         return text
-    if not any(mark in text for mark in ("`", "~~~", "$", "\\[", "\\(")):
+    # One character is found twenty times as fast as two.
+    if not ("`" in text or "$" in text or "\\" in text or "~" in text):
         return edit(text)
     pieces = _VERBATIM.split(text)
     pieces[::2] = [edit(piece) if piece else piece for piece in pieces[::2]]
