@@ -1,0 +1,274 @@
+"""Hand messages to handlers in place, each stream's in turn; only who really waits becomes a task.
+
+A coroutine that has not waited yet runs inside `data_received`, where no task is current, and code
+in it may ask for one (`asyncio.timeout`, `TaskGroup` and others do). asyncio starts tasks in place
+only from Python 3.12 on, and makes one for every call. So a `Turn` is a task of our own, as
+https://docs.python.org/3/library/asyncio-extending.html foresees: a future that is entered as the
+current task at each step, with a context of its own, the same from the first step to the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio import tasks
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Final
+
+from ext_proc.transport import Handler
+from ext_proc.transport.http2 import Connection, End, Event, Request, Status, Stream
+
+_enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of one's own
+_leave: Final[Any] = tasks._leave_task  # noqa: SLF001
+_register: Final[Any] = tasks._register_task  # noqa: SLF001
+_unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001
+
+
+class Turn(asyncio.Future[None]):
+    """One call of a handler. Done when the call is over, whatever came out of it."""
+
+    error: BaseException | None = None
+    """What the coroutine raised, cancellation apart."""
+    _waited_for: Any = None
+    _cancelling = 0
+    _must_cancel = False
+    _registered = False
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, None],
+        stream: TurnStream,
+        loop: asyncio.AbstractEventLoop,
+        resume: Callable[[Turn, BaseException | None], None],
+    ) -> None:
+        """Take a coroutine that has not begun; `resume` is to `step` it on after a wait."""
+        super().__init__(loop=loop)
+        self.stream: Final = stream
+        self._work: Final = work
+        self._loop_of_work: Final = loop
+        self._resume: Final = resume
+        self._context: Final = contextvars.copy_context()
+
+    def start(self) -> bool:
+        """Run until it waits for something; return whether it is over."""
+        self._context.run(self.step, None)
+        return self.done()
+
+    def step(self, error: BaseException | None) -> None:
+        """Go on with the outcome of what was waited for."""
+        loop, work = self._loop_of_work, self._work
+        outer = tasks.current_task(loop)
+        if outer is not None:  # a task called what called us, as a test does
+            _leave(loop, outer)
+        _enter(loop, self)
+        try:
+            waited = work.send(None) if error is None else work.throw(error)
+        except StopIteration:
+            self._finish()
+        except asyncio.CancelledError:
+            self._finish()
+        except Exception as raised:  # noqa: BLE001 - whoever started the turn is told
+            self.error = raised
+            self._finish()
+        except BaseException:
+            self._finish()
+            raise
+        else:
+            self._wait_for(waited)
+        finally:
+            _leave(loop, self)
+            if outer is not None:
+                _enter(loop, outer)
+
+    def _wait_for(self, waited: Any) -> None:
+        """Go on when `waited` is done, as `asyncio.Task` does."""
+        if not self._registered:
+            self._registered = True
+            _register(self)
+        loop = self._loop_of_work
+        if waited is None:  # a bare yield, as of `asyncio.sleep(0)`
+            loop.call_soon(self._wake, None, context=self._context)
+        elif not getattr(waited, "_asyncio_future_blocking", None) or waited.get_loop() is not loop:
+            wrong = RuntimeError(f"expected an await of a future of this loop, got {waited!r}")
+            loop.call_soon(self._resume, self, wrong, context=self._context)
+        else:
+            waited._asyncio_future_blocking = False  # noqa: SLF001 - how a future is told
+            waited.add_done_callback(self._wake, context=self._context)
+            self._waited_for = waited
+            if self._must_cancel and waited.cancel():
+                self._must_cancel = False
+
+    def _wake(self, waited: asyncio.Future[Any] | None) -> None:
+        self._waited_for = None
+        error: BaseException | None = None
+        if self._must_cancel:
+            self._must_cancel = False
+            error = asyncio.CancelledError()
+        elif waited is not None:
+            try:
+                waited.result()
+            except BaseException as raised:  # noqa: BLE001 - it belongs into the coroutine
+                error = raised
+        self._resume(self, error)
+
+    def _finish(self) -> None:
+        if self._registered:
+            _unregister(self)
+        if not self.done():
+            self.set_result(None)
+
+    # --- What asyncio asks of a task -------------------------------------------------------------
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Raise `CancelledError` where the coroutine waits."""
+        if self.done():
+            return False
+        self._cancelling += 1
+        if self._waited_for is None or not self._waited_for.cancel(msg):
+            self._must_cancel = True
+        return True
+
+    def cancelling(self) -> int:
+        """Return how many asked to cancel it and did not take that back."""
+        return self._cancelling
+
+    def uncancel(self) -> int:
+        """Take one cancellation back."""
+        self._cancelling = max(0, self._cancelling - 1)
+        return self._cancelling
+
+    def get_coro(self) -> Coroutine[Any, Any, None]:
+        """Return what runs."""
+        return self._work
+
+    def get_name(self) -> str:
+        """Return a name for debuggers."""
+        return "turn"
+
+
+class TurnStream(Stream):
+    """A stream whose messages are handed over in turn."""
+
+    __slots__ = ("over", "turn", "turns", "waiting")
+
+    def __init__(
+        self, turns: Turns, connection: Connection[Any], number: int, request: Request
+    ) -> None:
+        super().__init__(connection, number, request)
+        self.turns: Final = turns
+        self.turn: Turn | None = None
+        """The one that waits for something."""
+        self.waiting: deque[bytes | End] | None = None
+        """What came meanwhile; bounded by the room that the peer has."""
+        self.over = False
+        """The handler heard of the end."""
+
+    async def send(self, message: bytes) -> None:
+        """Send a message; waits only when the peer does not read. Nothing is sent once it left."""
+        if not self.write(message):
+            await self.turns.room(self)
+
+
+class Turns:
+    """Takes what comes for the streams of a connection to their handlers.
+
+    A route of the connection is a `Handler`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        go_on: Callable[[Callable[[], Iterable[Event[TurnStream]]]], None],
+        broke: Callable[[BaseException], None],
+    ) -> None:
+        """Call `go_on` with what goes on after a wait, `broke` with what a handler raised."""
+        self._loop: Final = loop
+        self._go_on: Final = go_on
+        self._broke: Final = broke
+        self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
+        self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
+
+    def take(self, stream: TurnStream, what: bytes | End) -> None:
+        """Take an event of the connection."""
+        if stream.turn is None:
+            if not stream.over:
+                self._run(stream, what)
+        elif stream.waiting is None or what is End.GONE:
+            stream.waiting = deque((what,))
+            if what is End.GONE:
+                if not stream.over:
+                    stream.turn.cancel()
+            else:
+                stream.held = True
+        else:
+            stream.waiting.append(what)
+
+    def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
+        """Call the handler with this, and with what waits behind it, until it really waits."""
+        handler: Handler = stream.request.route
+        while what is not None:
+            if type(what) is bytes and not stream.ended:
+                work = handler(stream, what)
+            else:
+                stream.over = True
+                work = handler(stream, None)
+            turn = Turn(work, stream, self._loop, self._resume)
+            if not turn.start():
+                stream.turn = turn
+                self._waiting.add(turn)
+                return
+            what = self._after(turn)
+
+    def _after(self, turn: Turn) -> bytes | End | None:
+        """Return what comes next for a stream after a turn."""
+        stream = turn.stream
+        if turn.error is not None:
+            self._broke(turn.error)
+            stream.end(Status.INTERNAL, "internal error")
+        if stream.over:
+            stream.connection.working -= 1
+            stream.close()
+            return None
+        if stream.ended:
+            return End.GONE
+        if stream.waiting:
+            return stream.waiting.popleft()
+        if stream.held:
+            stream.unhold()
+        return None
+
+    def _resume(self, turn: Turn, error: BaseException | None) -> None:
+        """Go on with a turn that waited."""
+        self._go_on(partial(self._step, turn, error))
+
+    def _step(self, turn: Turn, error: BaseException | None) -> Iterable[Event[TurnStream]]:
+        turn.step(error)
+        if turn.done():
+            self._waiting.discard(turn)
+            turn.stream.turn = None
+            self._run(turn.stream, self._after(turn))
+        return ()
+
+    async def room(self, stream: TurnStream) -> None:
+        """Wait until a stream has room to send."""
+        while not stream.has_room():
+            told: asyncio.Future[None] = self._loop.create_future()
+            self._wanting.append((stream, told))
+            await told
+
+    def settle(self, left: list[TurnStream]) -> None:
+        """Tell handlers of streams that closed, and those who waited for room and have it."""
+        while left:
+            stream = left.pop()
+            if stream.turn is None and not stream.over:
+                self._run(stream, End.GONE)
+        if self._wanting:
+            wanting, self._wanting = self._wanting, []
+            for stream, told in wanting:
+                if stream.has_room():
+                    if not told.done():
+                        told.set_result(None)
+                elif not told.done():
+                    self._wanting.append((stream, told))
