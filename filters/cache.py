@@ -151,10 +151,11 @@ class CacheFilter(Filter[CacheConfig]):
                 input_tokens=usage.input,
                 body=body,
             )
+            exchange.note("cache.stored", len(body))  # said first: the exchange's end may cancel us
             try:
                 await self.ports.store.put(self._key, _ENCODER.encode(record), self.config.ttl)
-                exchange.note("cache.stored", len(body))
             except PortError as error:
+                del exchange.notes["cache.stored"]
                 exchange.note("cache.store", str(error))
 
     def _why_not(self, exchange: Exchange, directives: cache_control.Directives) -> str | None:

@@ -105,7 +105,10 @@ class RedisStore:
         return value
 
     async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
-        """Keep `value` under `key` for `ttl_s` seconds."""
+        """Keep `value` under `key` for `ttl_s` seconds, even if the caller is cancelled.
+
+        An answer is stored when its exchange ends, and the end of the proxy's stream cancels.
+        """
         name = b"forebay:answer:" + key
         if ttl_ms := max(0, int(ttl_s * 1000)):
             await self._ask("put", ("SET", name, value, "PX", ttl_ms))
@@ -141,8 +144,10 @@ class RedisStore:
         if self._idle and len(self._waiting) == 1:
             loop.call_soon(self._send)  # together with what else is asked in this turn of the loop
         timer = loop.call_later(self._timeout_s, _settle, call, self._late)
+        # A cancelled caller cancels what it waits for, and what is not sent by then is left out.
+        waiting = asyncio.shield(call.outcome) if operation == "put" else call.outcome
         try:
-            outcome = await call.outcome
+            outcome = await waiting
         finally:
             timer.cancel()
         if isinstance(outcome, list):

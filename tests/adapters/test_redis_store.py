@@ -67,6 +67,16 @@ async def test_the_keys_in_redis_carry_the_product_name(
         assert 59_000 < await client.pttl(found[1]) <= 60_000
 
 
+async def test_what_was_put_is_kept_although_the_caller_is_cancelled(store: RedisStore) -> None:
+    """The exchange whose answer it is ends at that moment, and its end cancels."""
+    task = asyncio.ensure_future(store.put(b"key", b"value", 10))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert b"value" == await store.get(b"key")
+
+
 async def test_a_killed_redis_is_a_port_error_at_once(
     server: RedisServer, store: RedisStore, watch: FakeStoreWatch
 ) -> None:
