@@ -304,6 +304,11 @@ class Gateway:
             if program is not None and program.process.poll() is None:
                 program.kill()
 
+    def ended(self) -> list[int | None]:
+        """Return the codes with which Envoy and the server ended; None for one that runs."""
+        programs = (self.envoy, self.server)
+        return [program.process.poll() for program in programs if program is not None]
+
     # --- What is seen ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
