@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from ext_proc.transport import Handler
-from ext_proc.transport.http2 import Connection, End, Event, Request, Status, Stream
+from ext_proc.transport.http2 import Call, Connection, End, Event, Status, Stream
 
 _enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of one's own
 _leave: Final[Any] = tasks._leave_task  # noqa: SLF001
@@ -27,10 +27,13 @@ _unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001
 
 
 class Turn(asyncio.Future[None]):
-    """One call of a handler. Done when the call is over, whatever came out of it."""
+    """One call of a handler, or one after the other as long as none waits."""
 
-    error: BaseException | None = None
+    error: Exception | None = None
     """What the coroutine raised, cancellation apart."""
+    stream: TurnStream
+    _work: Coroutine[Any, Any, None]
+    _context: contextvars.Context
     _waited_for: Any = None
     _cancelling = 0
     _must_cancel = False
@@ -38,56 +41,58 @@ class Turn(asyncio.Future[None]):
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, None],
-        stream: TurnStream,
         loop: asyncio.AbstractEventLoop,
         resume: Callable[[Turn, BaseException | None], None],
     ) -> None:
-        """Take a coroutine that has not begun; `resume` is to `step` it on after a wait."""
+        """Call `resume` after a wait: it is to `step` on."""
         super().__init__(loop=loop)
-        self.stream: Final = stream
-        self._work: Final = work
-        self._loop_of_work: Final = loop
+        self._home: Final = loop
         self._resume: Final = resume
-        self._context: Final = contextvars.copy_context()
 
-    def start(self) -> bool:
-        """Run until it waits for something; return whether it is over."""
-        self._context.run(self.step, None)
-        return self.done()
+    def start(self, stream: TurnStream, work: Coroutine[Any, Any, None]) -> bool:
+        """Run a coroutine until it waits for something; return whether it is over."""
+        self.stream = stream
+        self._work = work
+        self._context = contextvars.copy_context()
+        return self._advance(self._context.run, work.send, None)
 
-    def step(self, error: BaseException | None) -> None:
-        """Go on with the outcome of what was waited for."""
-        loop, work = self._loop_of_work, self._work
-        outer = tasks.current_task(loop)
-        if outer is not None:  # a task called what called us, as a test does
-            _leave(loop, outer)
-        _enter(loop, self)
+    def step(self, error: BaseException | None) -> bool:
+        """Go on with the outcome of what was waited for; return whether it is over."""
+        over = self._advance(*((self._work.throw, error) if error else (self._work.send, None)))
+        if over:
+            _unregister(self)
+            self.set_result(None)
+        return over
+
+    def _advance(self, call: Callable[..., Any], *arguments: Any) -> bool:
+        loop = self._home
+        outer = None
         try:
-            waited = work.send(None) if error is None else work.throw(error)
-        except StopIteration:
-            self._finish()
-        except asyncio.CancelledError:
-            self._finish()
+            _enter(loop, self)
+        except RuntimeError:  # a task called what called us, as a test does
+            outer = tasks.current_task(loop)
+            _leave(loop, outer)
+            _enter(loop, self)
+        try:
+            waited = call(*arguments)
+        except (StopIteration, asyncio.CancelledError):
+            return True
         except Exception as raised:  # noqa: BLE001 - whoever started the turn is told
             self.error = raised
-            self._finish()
-        except BaseException:
-            self._finish()
-            raise
-        else:
-            self._wait_for(waited)
+            return True
         finally:
             _leave(loop, self)
             if outer is not None:
                 _enter(loop, outer)
+        self._wait_for(waited)
+        return False
 
     def _wait_for(self, waited: Any) -> None:
         """Go on when `waited` is done, as `asyncio.Task` does."""
         if not self._registered:
             self._registered = True
             _register(self)
-        loop = self._loop_of_work
+        loop = self._home
         if waited is None:  # a bare yield, as of `asyncio.sleep(0)`
             loop.call_soon(self._wake, None, context=self._context)
         elif not getattr(waited, "_asyncio_future_blocking", None) or waited.get_loop() is not loop:
@@ -112,12 +117,6 @@ class Turn(asyncio.Future[None]):
             except BaseException as raised:  # noqa: BLE001 - it belongs into the coroutine
                 error = raised
         self._resume(self, error)
-
-    def _finish(self) -> None:
-        if self._registered:
-            _unregister(self)
-        if not self.done():
-            self.set_result(None)
 
     # --- What asyncio asks of a task -------------------------------------------------------------
 
@@ -153,10 +152,8 @@ class TurnStream(Stream):
 
     __slots__ = ("over", "turn", "turns", "waiting")
 
-    def __init__(
-        self, turns: Turns, connection: Connection[Any], number: int, request: Request
-    ) -> None:
-        super().__init__(connection, number, request)
+    def __init__(self, turns: Turns, connection: Connection[Any], number: int, call: Call) -> None:
+        super().__init__(connection, number, call)
         self.turns: Final = turns
         self.turn: Turn | None = None
         """The one that waits for something."""
@@ -188,6 +185,8 @@ class Turns:
         self._go_on: Final = go_on
         self._broke: Final = broke
         self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
+        self._spare: Turn | None = None
+        """The last one that did not wait, for the next call."""
         self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
 
     def take(self, stream: TurnStream, what: bytes | End) -> None:
@@ -208,24 +207,26 @@ class Turns:
     def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
         """Call the handler with this, and with what waits behind it, until it really waits."""
         handler: Handler = stream.request.route
+        turn = self._spare or Turn(self._loop, self._resume)
+        self._spare = None
         while what is not None:
             if type(what) is bytes and not stream.ended:
                 work = handler(stream, what)
             else:
                 stream.over = True
                 work = handler(stream, None)
-            turn = Turn(work, stream, self._loop, self._resume)
-            if not turn.start():
+            if not turn.start(stream, work):
                 stream.turn = turn
                 self._waiting.add(turn)
                 return
-            what = self._after(turn)
+            what = self._after(stream, turn)
+        self._spare = turn
 
-    def _after(self, turn: Turn) -> bytes | End | None:
+    def _after(self, stream: TurnStream, turn: Turn) -> bytes | End | None:
         """Return what comes next for a stream after a turn."""
-        stream = turn.stream
         if turn.error is not None:
             self._broke(turn.error)
+            turn.error = None
             stream.end(Status.INTERNAL, "internal error")
         if stream.over:
             stream.connection.working -= 1
@@ -244,11 +245,11 @@ class Turns:
         self._go_on(partial(self._step, turn, error))
 
     def _step(self, turn: Turn, error: BaseException | None) -> Iterable[Event[TurnStream]]:
-        turn.step(error)
-        if turn.done():
+        if turn.step(error):
+            stream = turn.stream
+            stream.turn = None
             self._waiting.discard(turn)
-            turn.stream.turn = None
-            self._run(turn.stream, self._after(turn))
+            self._run(stream, self._after(stream, turn))
         return ()
 
     async def room(self, stream: TurnStream) -> None:

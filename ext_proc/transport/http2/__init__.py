@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ext_proc.transport.http2.connection import Connection, End, Event, Limits
 from ext_proc.transport.http2.faults import Reason
-from ext_proc.transport.http2.request import Request, Status
+from ext_proc.transport.http2.request import Call, Status
 from ext_proc.transport.http2.stream import Stream
 
-__all__ = ["Connection", "End", "Event", "Limits", "Reason", "Request", "Status", "Stream"]
+__all__ = ["Call", "Connection", "End", "Event", "Limits", "Reason", "Status", "Stream"]

@@ -138,6 +138,10 @@ class Connection(Generic[S]):
         A turn is the time between setting `attended` and sending `output`.
         """
         self.limits: Final = limits
+        self.message_bytes: Final = limits.message_bytes
+        self.stream_window_bytes: Final = limits.stream_window_bytes
+        self._low_stream_window: Final = limits.stream_window_bytes >> 1
+        self._low_window: Final = limits.window_bytes >> 1
         self.attend: Final = attend
         self.attended = False
         self.out: list[bytes | memoryview] = []
@@ -257,7 +261,7 @@ class Connection(Generic[S]):
         size = end - start
         stream = self.streams.get(number)
         self._room_to_receive -= size
-        if self._room_to_receive < self.limits.window_bytes >> 1:
+        if self._room_to_receive < self._low_window:
             self._give_window()
         if flags & PADDED:
             start, end = self._unpadded(data, start, end)
@@ -266,7 +270,7 @@ class Connection(Generic[S]):
         if stream is None or not stream.open:
             return self._on_late_data(flags, number)
         stream.room_to_receive -= size
-        if stream.room_to_receive < self.limits.stream_window_bytes >> 1:
+        if stream.room_to_receive < self._low_stream_window:
             if stream.room_to_receive < 0:
                 raise StreamFault(number, Code.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
             self.give_room(stream)
@@ -293,8 +297,8 @@ class Connection(Generic[S]):
 
     def give_room(self, stream: Stream) -> None:
         """Let the peer send to a stream again, if that is worth a frame."""
-        most = self.limits.stream_window_bytes
-        if stream.open and not stream.held and stream.room_to_receive < most >> 1:
+        most = self.stream_window_bytes
+        if stream.open and not stream.held and stream.room_to_receive < self._low_stream_window:
             self.out.append(frames.window_update(stream.id, most - stream.room_to_receive))
             stream.room_to_receive = most
 
@@ -368,9 +372,9 @@ class Connection(Generic[S]):
         if stream is not None:
             return self._on_trailers(flags, stream, block)
         try:
-            request = self._requests.request(block)
+            call = self._requests.call(block)
         except Malformed:
-            request = None
+            call = None
         if number <= self._last_stream:
             return self._on_late_headers(flags, number)
         if number > self._last_stream + 2 and len(self._gaps) < MOST_GAPS:
@@ -380,13 +384,14 @@ class Connection(Generic[S]):
             self._remember_late(number)
             return ()
         last = bool(flags & END_STREAM)
-        if request is None or (last and request.length):
+        if call is None or (last and call[0].length):
             raise StreamFault(number, Code.PROTOCOL_ERROR, Reason.MALFORMED)
         most = self.limits.streams
         if len(self.streams) >= most or self.working >= 2 * most:
             raise StreamFault(number, Code.REFUSED_STREAM, Reason.REFUSED)
-        stream = self.streams[number] = self._make(self, number, request)
+        stream = self.streams[number] = self._make(self, number, call)
         stream.open = not last
+        request = call[0]
         if request.refusal:
             self._count(Reason.NO_CALL)
             stream.refuse()

@@ -49,7 +49,6 @@ class FieldReader:
         self._decoder: Final = Decoder(most_list_bytes)
         self._acknowledged = False
         self._strings: Final[dict[bytes, bytes]] = {}
-        self._steps: Final[dict[int, tuple[int, bytes, bool]]] = {}
         self.stateless = False
         """Whether equal blocks say the same from here on."""
 
@@ -117,26 +116,11 @@ class FieldReader:
             return text, end
         known = self._strings.get(text)
         if known is None:
-            known = self.unpack(text)
+            known = unpack(text)
             if len(self._strings) >= MOST_STRINGS:
                 self._strings.clear()
             self._strings[text] = known
         return known, end
-
-    def unpack(self, packed: bytes) -> bytes:
-        """Undo Huffman's code (RFC 7541, 5.2); raise `ConnectionFault` when it is none."""
-        steps = self._steps
-        state, complete = 0, True
-        parts = []
-        for byte in packed:
-            step = steps.get(state | byte)
-            if step is None:
-                step = steps[state | byte] = _huffman_step(state >> 8, byte)
-            state, part, complete = step
-            parts.append(part)
-        if not complete:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, Reason.COMPRESSION)
-        return b"".join(parts)
 
 
 def _static(index: int) -> Field:
@@ -160,21 +144,45 @@ def _integer(block: bytes, place: int, most_in_prefix: int) -> tuple[int, int]:
     raise ConnectionFault(Code.COMPRESSION_ERROR, Reason.COMPRESSION)
 
 
-def _huffman_step(state: int, byte: int) -> tuple[int, bytes, bool]:
-    """Return the state after a byte (eight bits up), what it completes, and if it may be the last.
+# A state of Huffman's code is a list: for each byte the state after it and the text that it
+# completes, or None where there is no such code; then whether the code may end here. A list is
+# filled when it is first needed: most of the 256 never are.
+_STATES: Final[list[list[Any]]] = [[] for _ in range(len(HUFFMAN_TABLE) // 16)]
+_COMPLETE: Final = {state for state, flags, _ in HUFFMAN_TABLE if flags & HUFFMAN_COMPLETE}
 
-    The library's own table goes by halves of bytes.
-    """
-    out = bytearray()
-    complete = False
-    for half in (byte >> 4, byte & 0x0F):
-        state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
-        if flags & HUFFMAN_FAIL:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, Reason.COMPRESSION)
-        if flags & HUFFMAN_EMIT_SYMBOL:
-            out.append(symbol)
-        complete = bool(flags & HUFFMAN_COMPLETE)
-    return state << 8, bytes(out), complete
+
+def unpack(packed: bytes) -> bytes:
+    """Undo Huffman's code (RFC 7541, 5.2); raise `ConnectionFault` when it is none."""
+    while True:
+        state = _STATES[0]
+        parts: list[bytes] = []
+        add = parts.append
+        try:
+            for byte in packed:
+                state, part = state[byte]
+                add(part)
+            if state[256]:
+                return b"".join(parts)
+        except IndexError:
+            _fill(state)
+            continue
+        except TypeError:
+            pass
+        raise ConnectionFault(Code.COMPRESSION_ERROR, Reason.COMPRESSION)
+
+
+def _fill(state: list[Any]) -> None:
+    """Put two steps of the library's own table, which goes by halves of bytes, into one."""
+    number = next(number for number, known in enumerate(_STATES) if known is state)
+    for byte in range(256):
+        after, text, failed = number, b"", 0
+        for half in (byte >> 4, byte & 0x0F):
+            after, flags, symbol = HUFFMAN_TABLE[after * 16 + half]
+            failed |= flags & HUFFMAN_FAIL
+            if flags & HUFFMAN_EMIT_SYMBOL:
+                text += bytes((symbol,))
+        state.append(None if failed else (_STATES[after], text))
+    state.append(number in _COMPLETE)
 
 
 def literals(fields: Iterable[Field]) -> bytes:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from ext_proc.transport.http2.fields import FieldReader, Fields, literals
+from ext_proc.transport.http2.fields import FieldReader, Fields, literals, unpack
 
 MOST_REMEMBERED: Final = 256  # blocks; each profile of each listener says its own
 GRPC: Final = b"application/grpc"
@@ -57,16 +57,19 @@ class Malformed(Exception):
 
 
 class Request(NamedTuple):
-    """A call as its header block opens it."""
+    """What many calls may have in common."""
 
     route: Any
     """What is registered for its path; None when the call is refused."""
-    metadata: Mapping[str, str]
     timeout_s: float | None = None
     length: int | None = None
     """Of its body, if it was said."""
     refusal: bytes = b""
     """The block that answers a call that is refused."""
+
+
+Call: TypeAlias = tuple[Request, Mapping[str, str]]
+"""A request and its metadata."""
 
 
 def status_block(status: int, text: str = "") -> bytes:
@@ -98,59 +101,58 @@ class RequestReader:
     def __init__(self, routes: Mapping[str, Any], most_list_bytes: int) -> None:
         self.fields: Final = FieldReader(most_list_bytes)
         self._routes: Final = routes
-        self._known: Final[dict[bytes, Request]] = {}
-        self._untraced: Final[dict[bytes, tuple[int, Request]]] = {}
+        self._known: Final[dict[bytes, Call]] = {}
+        self._untraced: Final[dict[bytes, tuple[int, Request, dict[str, str]]]] = {}
         """Blocks without their `traceparent`, the place where it stood, and what else they say."""
 
-    def request(self, block: bytes) -> Request:
+    def call(self, block: bytes) -> Call:
         """Return what a block asks for; raise `Malformed`, or `ConnectionFault`."""
-        request = self._known.get(block)
-        if request is not None:
-            return request
+        call = self._known.get(block)
+        if call is not None:
+            return call
         stateless = self.fields.stateless
         if stateless and (at := block.find(_TRACE_NAME)) > 0:
-            request = self._traced(block, at)
-            if request is not None:
-                return request
+            call = self._traced(block, at)
+            if call is not None:
+                return call
         fields = self.fields.read(block)
-        request = read_request(fields, self._routes)
+        call = read_call(fields, self._routes)
         if stateless:
-            self._remember(block, fields, request)
-        return request
+            self._remember(block, fields, call)
+        return call
 
     def trailers(self, block: bytes) -> None:
         """See that a block may end a call; raise `Malformed`, or `ConnectionFault`."""
         for name, value in self.fields.read(block).fields:
             _check_field(name, value)
 
-    def _traced(self, block: bytes, at: int) -> Request | None:
+    def _traced(self, block: bytes, at: int) -> Call | None:
         """Return what a block asks for that is known but for its `traceparent`, if it is.
 
         No block has a state, so what comes before and after a field says the same whatever is in
         it. That a field begins at this place is known of the block that was read whole.
         """
-        value_at = at + len(_TRACE_NAME)
-        length = block[value_at : value_at + 1]
-        # Huffman-coded, with a length of one byte.
-        if not 0x80 < int.from_bytes(length) < 0xFF:
+        value_at = at + len(_TRACE_NAME) + 1
+        length = block[value_at - 1] if value_at <= len(block) else 0
+        if not 0x80 < length < 0xFF:  # Huffman-coded, with a length of one byte
             return None
-        end = value_at + 1 + (length[0] & 0x7F)
+        end = value_at + (length & 0x7F)
         known = self._untraced.get(block[:at] + block[end:])
         if known is None or known[0] != at or end > len(block):
             return None
-        value = self.fields.unpack(block[value_at + 1 : end])
-        if not value.replace(b"-", b"").isalnum():
+        value = unpack(block[value_at:end]).decode("latin-1")
+        if not (value.isascii() and value.replace("-", "").isalnum()):
             return None  # none that W3C knows: it is read with care
-        request = known[1]
-        metadata = MappingProxyType({**request.metadata, _TRACE_KEY: value.decode("latin-1")})
-        return Request(request.route, metadata, request.timeout_s, request.length, request.refusal)
+        metadata = known[2].copy()
+        metadata[_TRACE_KEY] = value
+        return known[1], metadata
 
-    def _remember(self, block: bytes, fields: Fields, request: Request) -> None:
+    def _remember(self, block: bytes, fields: Fields, call: Call) -> None:
         traces = [place for place, (name, _) in enumerate(fields.fields) if name == b"traceparent"]
         if not traces:
             if len(self._known) >= MOST_REMEMBERED:
                 self._known.clear()
-            self._known[block] = request
+            self._known[block] = call
             return
         (place, *more) = traces
         at, end = fields.ends[place - 1], fields.ends[place]
@@ -158,12 +160,12 @@ class RequestReader:
             return
         if len(self._untraced) >= MOST_REMEMBERED:
             self._untraced.clear()
-        metadata = {key: text for key, text in request.metadata.items() if key != _TRACE_KEY}
-        untraced = request._replace(metadata=MappingProxyType(metadata))
-        self._untraced[block[:at] + block[end:]] = at, untraced
+        request, metadata = call
+        untraced = {key: text for key, text in metadata.items() if key != _TRACE_KEY}
+        self._untraced[block[:at] + block[end:]] = at, request, untraced
 
 
-def read_request(fields: Fields, routes: Mapping[str, Any]) -> Request:
+def read_call(fields: Fields, routes: Mapping[str, Any]) -> Call:
     """Return what fields ask for; raise `Malformed` where RFC 9113, 8.2 and 8.3, forbids them."""
     pseudo: dict[bytes, bytes] = {}
     values: dict[bytes, bytes] = {}
@@ -181,7 +183,6 @@ def read_request(fields: Fields, routes: Mapping[str, Any]) -> Request:
         pseudo.get(b":method") and pseudo.get(b":scheme") and pseudo.get(b":path")
     ):
         raise Malformed
-    length = _length(values)
     metadata = MappingProxyType(
         {
             name.decode(): value.decode("latin-1")
@@ -190,19 +191,26 @@ def read_request(fields: Fields, routes: Mapping[str, Any]) -> Request:
             if name not in _OF_PROTOCOL and not name.endswith(b"-bin")
         }
     )
+    return _request(pseudo, values, routes), metadata
+
+
+def _request(
+    pseudo: Mapping[bytes, bytes], values: Mapping[bytes, bytes], routes: Mapping[str, Any]
+) -> Request:
+    length = _length(values)
     if pseudo[b":method"] != b"POST":
-        return Request(None, metadata, None, length, _NO_POST)
+        return Request(None, None, length, _NO_POST)
     kind = values.get(b"content-type", b"")
     if not kind.startswith(GRPC) or kind[len(GRPC) :][:1] not in (b"", b"+", b";"):
-        return Request(None, metadata, None, length, _NO_GRPC)
+        return Request(None, None, length, _NO_GRPC)
     timeout_s = None
     if timeout := values.get(b"grpc-timeout"):
         match = _TIMEOUT.fullmatch(timeout)
         if match is None:
-            return Request(None, metadata, None, length, _NO_TIMEOUT)
+            return Request(None, None, length, _NO_TIMEOUT)
         timeout_s = int(match[1]) * TIMEOUT_UNITS_S[match[2].decode()]
     route = routes.get(pseudo[b":path"].decode("latin-1"))
-    return Request(route, metadata, timeout_s, length, b"" if route is not None else _NO_METHOD)
+    return Request(route, timeout_s, length, b"" if route is not None else _NO_METHOD)
 
 
 def _check_field(name: bytes, value: bytes) -> None:

@@ -27,7 +27,7 @@ from ext_proc.transport.http2.frames import (
     reset,
 )
 from ext_proc.transport.http2.frames import Code as ErrorCode
-from ext_proc.transport.http2.request import REPLY_BLOCK, Request, Status, status_block
+from ext_proc.transport.http2.request import REPLY_BLOCK, Call, Status, status_block
 
 if TYPE_CHECKING:
     from ext_proc.transport.http2.connection import Connection
@@ -78,11 +78,11 @@ class Stream:
         "state",
     )
 
-    def __init__(self, connection: Connection[Any], number: int, request: Request) -> None:
+    def __init__(self, connection: Connection[Any], number: int, call: Call) -> None:
         self.connection: Final = connection
         self.id: Final = number
-        self.request: Final = request
-        self.metadata: Mapping[str, str] = request.metadata
+        self.request: Final = call[0]
+        self.metadata: Mapping[str, str] = call[1]
         self.state: Any = None
         self.open = True
         """The peer may still send."""
@@ -92,15 +92,15 @@ class Stream:
         """Our head is sent."""
         self.held = False
         """Messages wait to be taken: the peer gets no more room for now."""
-        self.room_to_receive = connection.limits.stream_window_bytes
+        self.room_to_receive = connection.stream_window_bytes
         self.room_to_send = connection.peer_window_bytes
-        self.body_left = request.length
+        self.body_left = self.request.length
         """What the peer said it would send, less what it sent; None if it said nothing."""
         self.queued = 0
         """Bytes that wait for room."""
         self._queue: deque[memoryview] | None = None
         self._final = b""
-        self._buffer = bytearray()
+        self._buffer: bytearray | None = None
         self._needed = PREFIX_BYTES
 
     # --- What comes ------------------------------------------------------------------------------
@@ -110,19 +110,17 @@ class Stream:
         if not self._buffer and end - start >= PREFIX_BYTES:
             compressed, size = PREFIX.unpack_from(data, start)
             start += PREFIX_BYTES
-            if (
-                size == end - start
-                and not compressed
-                and size <= self.connection.limits.message_bytes
-            ):
+            if size == end - start and not compressed and size <= self.connection.message_bytes:
                 return (data[start:end],)
             start -= PREFIX_BYTES
+        if self._buffer is None:
+            self._buffer = bytearray()
         buffer = self._buffer
         buffer += memoryview(data)[start:end]
         messages: list[bytes] = []
         place = 0
         while len(buffer) - place >= self._needed:
-            self._check_prefix(place)
+            self._check_prefix(buffer, place)
             after = place + self._needed
             if len(buffer) >= after:
                 with memoryview(buffer) as view:
@@ -132,13 +130,13 @@ class Stream:
         del buffer[:place]
         return messages
 
-    def _check_prefix(self, place: int) -> None:
+    def _check_prefix(self, buffer: bytearray, place: int) -> None:
         """Read how long the message is that begins at `place`."""
-        compressed, size = PREFIX.unpack_from(self._buffer, place)
+        compressed, size = PREFIX.unpack_from(buffer, place)
         if compressed:
             text = "a compressed message, and no encoding was agreed on"
             raise CallFault(Status.UNIMPLEMENTED, text, Reason.COMPRESSED)
-        most = self.connection.limits.message_bytes
+        most = self.connection.message_bytes
         if size > most:
             text = f"expected a message of at most {most} bytes, got one of {size}"
             raise CallFault(Status.RESOURCE_EXHAUSTED, text, Reason.MESSAGE_SIZE)
@@ -287,4 +285,4 @@ class Stream:
         self.queued = 0
         self._queue = None
         self._final = b""
-        self._buffer.clear()
+        self._buffer = None
