@@ -23,11 +23,14 @@ class Admin:
         port: int,
         registry: CollectorRegistry,
         why_not_ready: Callable[[], str],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
+        """Serve `registry`, in which `settle` puts what is still to be counted."""
         self._host: Final = host
         self._port: Final = port
         self._registry: Final = registry
         self._why_not_ready: Final = why_not_ready
+        self._settle: Final = settle
         application = web.Application()
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._live)
@@ -55,6 +58,7 @@ class Admin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(",".join(request.headers.getall("accept", [])))
+        self._settle()
         # Thousands of series take tens of milliseconds, which no request should wait for.
         body = await asyncio.to_thread(encode, self._registry)
         return web.Response(body=body, headers={"content-type": content_type})

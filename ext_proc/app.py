@@ -67,6 +67,7 @@ async def running(
         version=_version(),
         level=parse_level(environ.get("FOREBAY_LOG_LEVEL", "")),
         otlp_endpoint=settings.tracing.endpoint,
+        later=asyncio.get_running_loop().call_later,
     )
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
@@ -77,7 +78,7 @@ async def running(
     )
     not_ready = "starting"
     host, port = parse_host_port(settings.server.admin)
-    admin = Admin(host, port, telemetry.registry, lambda: not_ready)
+    admin = Admin(host, port, telemetry.registry, lambda: not_ready, telemetry.write)
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)

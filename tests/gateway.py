@@ -315,6 +315,7 @@ class Gateway:
     def watch(self, exchanges: int = 1) -> Iterator[Seen]:
         """Watch a block; at its end wait until Forebay closed the books on so many exchanges."""
         seen = Seen()
+        self.metrics()  # reading them has Forebay write what ended before
         received = self._upstream.mark() if self._upstream else 0
         mark = self.server_log.mark()
         yield seen

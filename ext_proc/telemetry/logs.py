@@ -7,7 +7,8 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -46,15 +47,34 @@ class Lines:
         self._lock: Final = threading.Lock()
         self.lost = 0
         """Lines that could not be written, for instance because nobody reads the pipe any more."""
+        self._held: list[bytes] | None = None
 
     def write(self, line: bytes) -> None:
         """Write a line that ends without its line feed."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append(line)
+            else:
+                self._write([line])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write the lines that come meanwhile at the end, in one go."""
+        with self._lock:
+            self._held = []
         try:
+            yield
+        finally:
             with self._lock:
-                self._stream.write(line + b"\n")
-                self._stream.flush()
+                held, self._held = self._held, None
+                self._write(held)
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            self._stream.write(b"\n".join([*lines, b""]))
+            self._stream.flush()
         except (OSError, ValueError):  # ValueError: the stream is closed
-            self.lost += 1
+            self.lost += len(lines)
 
     # structlog calls the method that is named for the level.
     debug = info = warning = error = critical = write
@@ -81,12 +101,13 @@ def _logger(lines: Lines, level: int, processors: Sequence[Processor]) -> Filter
 
 
 def _render(clock: Clock) -> Processor:
-    """Return the last processor: the time in front, and all of it as JSON."""
+    """Return the last processor: the time in front (now, unless told), and all of it as JSON."""
     encode = msgspec.json.Encoder(enc_hook=str).encode
     now = clock.now
 
     def render(_: Any, level: str, fields: Fields) -> bytes:
-        line = {"time": datetime.fromtimestamp(now(), UTC), "level": level, **fields}
+        at = fields.pop("time", None) or now()
+        line = {"time": datetime.fromtimestamp(at, UTC), "level": level, **fields}
         try:
             return encode(line)
         except UnicodeEncodeError:  # half a surrogate pair: a client's JSON may say "\\ud800"

@@ -20,7 +20,8 @@ class Running:
         self.client = client
         self.reason = ""
         self.registry = CollectorRegistry()
-        self.admin = Admin("127.0.0.1", 0, self.registry, lambda: self.reason)
+        self.settled = Counter("settled", "How often", registry=self.registry)
+        self.admin = Admin("127.0.0.1", 0, self.registry, lambda: self.reason, self.settled.inc)
 
     async def get(self, path: str, **headers: str) -> aiohttp.ClientResponse:
         url = f"http://127.0.0.1:{self.admin.port}{path}"
@@ -47,6 +48,12 @@ async def test_metrics_are_shown_in_the_text_format(running: Running) -> None:
     }
     assert 3 == families["forebay_sample"].samples[0].value
     assert response.headers["content-type"].startswith("text/plain; version=")
+
+
+async def test_metrics_hold_what_waited_to_be_counted(running: Running) -> None:
+    """What ended before it was asked is in the answer."""
+    shown = await (await running.get("/metrics")).text()
+    assert "settled_total 1.0" in shown
 
 
 async def test_metrics_are_shown_as_openmetrics_to_who_asks(running: Running) -> None:

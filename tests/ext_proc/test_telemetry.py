@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from ext_proc.session import Facts
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
 from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, GapHistogram
+from ext_proc.telemetry.telemetry import MOST_WAITING, WRITE_AFTER_S, Later
 from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
 from filters.api import Finish, Outcome, Usage
 from filters.dialects import dialect_of
@@ -37,11 +38,22 @@ UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-00"
 class Books:
     """Telemetry, the stream it logs to and the clock it reads."""
 
-    def __init__(self, level: int = logging.WARNING, otlp_endpoint: str = "") -> None:
+    def __init__(
+        self,
+        level: int = logging.WARNING,
+        otlp_endpoint: str = "",
+        stream: io.BytesIO | None = None,
+        later: Later | None = None,
+    ) -> None:
         self.clock = FakeClock()
-        self.stream = io.BytesIO()
+        self.stream = stream or io.BytesIO()
         self.telemetry = Telemetry.open(
-            self.clock, self.stream, version="1.2.3", level=level, otlp_endpoint=otlp_endpoint
+            self.clock,
+            self.stream,
+            version="1.2.3",
+            level=level,
+            otlp_endpoint=otlp_endpoint,
+            later=later,
         )
 
     def end(self, facts: Facts, traceparent: str | None = None, took_s: float = 0.0) -> None:
@@ -171,6 +183,88 @@ def test_a_log_that_cannot_be_written_harms_nobody(books: Books) -> None:
     books.stream.close()
     books.end(facts())
     assert 1 == books.value("log_lines_lost")
+
+
+# --- Written together -----------------------------------------------------------------------------
+
+
+class Writes(io.BytesIO):
+    """A stream that knows how often it was written to."""
+
+    times = 0
+
+    def write(self, data: Any) -> int:
+        self.times += 1
+        return super().write(data)
+
+
+class Timer:
+    """Calls nothing by itself."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, after_s: float, call: Callable[[], None]) -> None:
+        self.set.append((after_s, call))
+
+
+def test_exchanges_that_wait_are_written_in_one_go() -> None:
+    """One timer serves all of them, and each line has the time of its own end."""
+    timer, stream = Timer(), Writes()
+    books = Books(stream=stream, later=timer)
+    books.end(facts(model="one"))
+    books.clock.advance(0.01)
+    books.end(facts(model="two"))
+    assert [] == books.lines
+    assert 0 == books.value("in_flight")
+    ((after_s, write),) = timer.set
+    assert WRITE_AFTER_S == after_s
+    books.clock.advance(1)
+    write()
+    assert 1 == stream.times
+    assert [
+        ("one", "2023-11-14T22:13:20Z"),
+        ("two", "2023-11-14T22:13:20.010000Z"),
+    ] == [(line["model"], line["time"]) for line in books.lines]
+    assert 2 == books.value("cache_total", outcome="miss")
+
+
+def test_a_timer_that_finds_nothing_writes_nothing() -> None:
+    """What it was set for may have been written before."""
+    timer, stream = Timer(), Writes()
+    books = Books(stream=stream, later=timer)
+    books.end(facts())
+    books.telemetry.write()
+    timer.set[0][1]()
+    assert 1 == stream.times
+
+
+def test_many_exchanges_do_not_wait_for_the_timer() -> None:
+    """Writing all of them takes a time in which nobody else is served."""
+    timer, stream = Timer(), Writes()
+    books = Books(stream=stream, later=timer)
+    for _ in range(2 * MOST_WAITING + 1):
+        books.end(facts())
+    assert 2 * MOST_WAITING == len(books.lines)
+    assert 2 == stream.times
+
+
+async def test_closing_writes_what_waits() -> None:
+    """No line is lost to a stop."""
+    books = Books(later=Timer())
+    books.end(facts())
+    await books.telemetry.close()
+    assert 1 == len(books.lines)
+
+
+def test_lines_that_are_lost_together_are_counted_each() -> None:
+    """The count says how many exchanges nobody can look up."""
+    books = Books(later=Timer())
+    books.end(facts())
+    books.end(facts())
+    books.stream.close()
+    books.telemetry.write()
+    assert 2 == books.value("log_lines_lost")
 
 
 # --- Other logs -----------------------------------------------------------------------------------
