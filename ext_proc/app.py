@@ -19,8 +19,10 @@ from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
     RedisSettings,
+    ServerSettings,
     Settings,
     StoreSettings,
+    Transport,
     Watcher,
     load,
     parse_host_port,
@@ -29,7 +31,7 @@ from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Pool, Profile
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
-from ext_proc.transport.grpc_aio import GrpcServer
+from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
 from filters.errors import ConfigError
 from filters.pipeline import Pipeline
@@ -73,9 +75,7 @@ async def running(
     store = open_store(settings.store, clock, telemetry)
     ports = Ports(store=store, clock=clock)
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
-    server = GrpcServer(
-        handler, settings.server.listen, most_message_bytes=settings.server.max_message
-    )
+    server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
     host, port = parse_host_port(settings.server.admin)
     admin = Admin(host, port, telemetry.registry, lambda: not_ready, telemetry.write)
@@ -115,6 +115,34 @@ async def running(
             telemetry.log.info("draining", bound_s=settings.server.drain)
             watching.cancel()
             await server.drain(settings.server.drain)
+
+
+def open_transport(settings: ServerSettings, handler: Handler, telemetry: Telemetry) -> Server:
+    """Return the server that the settings ask for; it binds when it is started."""
+    match settings.transport:
+        case Transport.GRPC:
+            from ext_proc.transport.grpc_aio import GrpcServer  # 0.1 s that not all need
+
+            return GrpcServer(handler, settings.listen, most_message_bytes=settings.max_message)
+        case Transport.NATIVE:
+            from ext_proc.transport.http2 import Reason
+            from ext_proc.transport.native import NativeServer
+
+            native = NativeServer(
+                handler,
+                settings.listen,
+                most_message_bytes=settings.max_message,
+                watch=telemetry,
+            )
+            for reason in Reason:  # a rate misses the first count of a series not there before
+                telemetry.metrics.protocol_errors[(reason,)].inc(0)
+            telemetry.read("streams", "Streams of the proxy that are open", lambda: native.streams)
+            telemetry.read(
+                "connections", "Connections of the proxy that are open", lambda: native.connections
+            )
+            return native
+        case _:
+            assert_never(settings.transport)
 
 
 class OpenStore(Store, Protocol):

@@ -157,6 +157,11 @@ class Metrics:
         self.stream_failures: Final = self._counter(
             "stream_failures", "Streams of the proxy that were given up", ("reason",)
         )
+        self.protocol_errors: Final = self._counter(
+            "protocol_errors",
+            "Streams and connections that the native transport gave up",
+            ("reason",),
+        )
         self.spans: Final = self._counter(
             "spans", "Spans that ended, were exported, or failed to be", ("result",)
         )

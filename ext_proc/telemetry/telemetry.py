@@ -197,6 +197,10 @@ class Telemetry:
         self.metrics.stream_failures[(reason,)].inc()
         self.log.error("stream failed", reason=reason, exc_info=error)
 
+    def protocol_error(self, reason: str) -> None:
+        """Count what the native transport gave up; `reason` is one of its `Reason`."""
+        self.metrics.protocol_errors[(reason,)].inc()
+
     def store_failed(self, store: str, operation: str) -> None:
         """Count that a store broke or was late in `operation`: `get`, `put` or `sighted`."""
         self.metrics.store_errors[store, operation].inc()

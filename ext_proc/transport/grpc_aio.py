@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -15,11 +11,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from ext_proc.transport import Handler
+from ext_proc.transport.address import (
+    EXT_PROC,
+    HEALTH_NAMES,
+    SOCKET_MODE,
+    replace_stale_socket,
+    socket_path,
+)
 
-EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
-# The endpoint-picker protocol of the Gateway API Inference Extension asks for the middle two.
-HEALTH_NAMES: Final = ("", "liveness", "readiness", EXT_PROC)
-SOCKET_MODE: Final = 0o660
 # gRPC's own bound is 4 MiB a message; a header message may be larger than its body's share.
 _ENVELOPE_BYTES: Final = 1024 * 1024
 
@@ -132,30 +131,3 @@ class GrpcServer:
         if stream.failure is not None:
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             context.set_details(stream.failure)
-
-
-def socket_path(listen: str) -> Path | None:
-    """Return the path of a `unix:` address; None for TCP and for `unix:@name`, without a file."""
-    path = listen.removeprefix("unix:")
-    return None if path == listen or path.startswith("@") else Path(path)
-
-
-def replace_stale_socket(path: Path) -> None:
-    """Remove a socket file that nobody listens on; raise `OSError` for anything else there."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return
-    if not stat.S_ISSOCK(mode):
-        raise FileExistsError(f"{path} exists and is not a socket: remove it or listen elsewhere")
-    probe = socket.socket(socket.AF_UNIX)
-    try:
-        probe.settimeout(1)
-        probe.connect(os.fspath(path))
-    except (ConnectionRefusedError, FileNotFoundError):
-        path.unlink(missing_ok=True)
-    else:
-        raise OSError(f"another server listens on {path}: stop it or listen elsewhere")
-    finally:
-        probe.close()

@@ -18,7 +18,8 @@ from ext_proc._pb import ext_proc_pb2 as pb
 from ext_proc.codec import Body, Event, Headers, Trailers
 from ext_proc.handler import ExtProc
 from ext_proc.transport import Handler, Stream
-from ext_proc.transport.grpc_aio import EXT_PROC, GrpcServer
+from ext_proc.transport.address import EXT_PROC
+from ext_proc.transport.grpc_aio import GrpcServer
 
 MEGABYTE: Final = 1024 * 1024
 MOST_MESSAGE_BYTES: Final = 10 * MEGABYTE

@@ -14,7 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ext_proc.transport import Stream
-from ext_proc.transport.grpc_aio import HEALTH_NAMES, GrpcServer
+from ext_proc.transport.address import HEALTH_NAMES
+from ext_proc.transport.grpc_aio import GrpcServer
 from tests.protocol.conftest import (
     MEGABYTE,
     MOST_MESSAGE_BYTES,

@@ -49,7 +49,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ext_proc.transport.http2 import frames
 from ext_proc.transport.http2.faults import Allowance, ConnectionFault, Reason, StreamFault
@@ -66,6 +66,7 @@ from ext_proc.transport.http2.frames import (
     Code,
     Setting,
 )
+from ext_proc.transport.http2.outgoing import Outgoing, S
 from ext_proc.transport.http2.request import Malformed, RequestReader, Status
 from ext_proc.transport.http2.stream import CallFault, Stream
 
@@ -82,11 +83,8 @@ LATE_STREAMS: Final = (
 MOST_GAPS: Final = 64  # ranges of streams never opened; no client that we know skips any
 HANDSHAKE_S: Final = 10.0  # on this machine it takes a millisecond
 KEEP_ALIVE_S: Final = 60.0  # a silent peer gets a PING, and so long again to answer
-TURN_BYTES: Final = MIB  # given to the transport at once; more would only wait there
 _DRAIN_PING: Final = b"forebay!"
 _ALIVE_PING: Final = b"alive?\0\0"
-
-S = TypeVar("S", bound=Stream)
 
 
 class End(Enum):
@@ -117,7 +115,7 @@ class Limits:
     queue_bytes: int = 8 * MIB
 
 
-class Connection(Generic[S]):
+class Connection(Outgoing[S]):
     """One connection, as soon as it is made.
 
     Iterate `receive` to its end, deal with each event at once, then send `output`.
@@ -137,27 +135,18 @@ class Connection(Generic[S]):
 
         A turn is the time between setting `attended` and sending `output`.
         """
+        super().__init__(attend)
         self.limits: Final = limits
         self.message_bytes: Final = limits.message_bytes
         self.stream_window_bytes: Final = limits.stream_window_bytes
         self._low_stream_window: Final = limits.stream_window_bytes >> 1
         self._low_window: Final = limits.window_bytes >> 1
-        self.attend: Final = attend
-        self.attended = False
-        self.out: list[bytes | memoryview] = []
-        self.streams: Final[dict[int, S]] = {}
-        """Those that are not closed; each in the order in which it was opened."""
         self.left: Final[list[S]] = []
         """Streams that closed since somebody last cleared this, however they did."""
         self.working = 0
         """Streams whose handlers are not done."""
         self.closing = False
         """Nothing more is read; the transport is closed after the output."""
-        self.queued = 0
-        self.room_to_send = frames.DEFAULT_WINDOW
-        self.peer_window_bytes = frames.DEFAULT_WINDOW
-        self.peer_frame_bytes = MOST_FRAME_BYTES
-        self._paused = False
         self._make: Final = make
         self._clock: Final = clock
         self._count: Final = count
@@ -166,9 +155,6 @@ class Connection(Generic[S]):
         self._resets: Final = Allowance(RESETS_BURST, RESETS_PER_S, clock)
         self._rest = b""
         self._room_to_receive = limits.window_bytes
-        self._ready: Final[dict[int, S]] = {}
-        """Streams with something to send and room for it; the next one first."""
-        self._turn_bytes = 0
         self._last_stream = 0
         self._gaps: Final[list[range]] = []
         self._late: Final[dict[int, None]] = {}
@@ -480,7 +466,7 @@ class Connection(Generic[S]):
         for place in range(start, end, 6):
             self._set(int.from_bytes(data[place : place + 2]), _number(data, place + 2))
         self.out.append(frames.SETTINGS_ACK)
-        self._push()
+        self.push()
         return ()
 
     def _set(self, setting: int, value: int) -> None:
@@ -490,16 +476,7 @@ class Connection(Generic[S]):
             case Setting.INITIAL_WINDOW_SIZE:
                 if value > MOST_WINDOW:
                     raise ConnectionFault(Code.FLOW_CONTROL_ERROR, Reason.SETTINGS)
-                more = value - self.peer_window_bytes
-                self.peer_window_bytes = value
-                for stream in self.streams.values():
-                    stream.room_to_send += more
-                    if stream.room_to_send > MOST_WINDOW:
-                        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
-                    if stream.room_to_send <= 0:
-                        self._ready.pop(stream.id, None)
-                    elif stream.queued:
-                        self._ready[stream.id] = stream
+                self.resize(value)
             case Setting.MAX_FRAME_SIZE:
                 if not MOST_FRAME_BYTES <= value < 1 << 24:
                     raise ConnectionFault(Code.PROTOCOL_ERROR, Reason.SETTINGS)
@@ -545,7 +522,7 @@ class Connection(Generic[S]):
                 raise ConnectionFault(Code.PROTOCOL_ERROR, Reason.FLOW_CONTROL)
             if self.room_to_send > MOST_WINDOW:
                 raise ConnectionFault(Code.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
-            self._push()
+            self.push()
             return ()
         stream = self.streams.get(number)
         if stream is None:
@@ -679,50 +656,6 @@ class Connection(Generic[S]):
             self._deadlines[:] = [entry for entry in self._deadlines if entry[1] in self.streams]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (self._clock() + timeout_s, number))
-
-    # --- Bytes out -------------------------------------------------------------------------------
-
-    @property
-    def paused(self) -> bool:
-        """Whether the transport takes no more for now; then only what is short goes to it."""
-        return self._paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._paused = paused
-        self._push()
-
-    def offer(self, stream: Stream) -> None:
-        """Send what waits in a stream as far as there is room."""
-        if stream.room_to_send > 0:
-            self._ready[stream.id] = self.streams[stream.id]
-            self._push()
-
-    def _push(self) -> None:
-        """Send one frame of each stream in turn while there is room."""
-        while (
-            self._ready
-            and self.room_to_send > 0
-            and self._turn_bytes < TURN_BYTES
-            and not self._paused
-        ):
-            number = next(iter(self._ready))
-            stream = self._ready.pop(number)
-            before = self.room_to_send
-            if stream.push(before):
-                self._ready[number] = stream
-            self._turn_bytes += before - self.room_to_send
-
-    def output(self) -> bytes:
-        """Return what is to be sent, and then what there was no room for in the turn, to b""."""
-        if self._ready:
-            self._push()
-        if not self.out:
-            return b""
-        data = b"".join(self.out)
-        self.out.clear()
-        self._turn_bytes = 0
-        return data
 
 
 def _number(data: bytes, place: int) -> int:
