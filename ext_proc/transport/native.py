@@ -36,7 +36,7 @@ class NativeServer:
         service: str = EXT_PROC,
         method: str = "Process",
     ) -> None:
-        self.limits: Final = Limits(most_message_bytes + ENVELOPE_BYTES)
+        self.limits = Limits(most_message_bytes + ENVELOPE_BYTES)
         self._health: Final = Health(HEALTH_NAMES)
         self.routes: Final[dict[str, Handler]] = {
             f"/{service}/{method}": handler,

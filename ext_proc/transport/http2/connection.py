@@ -375,17 +375,24 @@ class Connection(Outgoing[S]):
         most = self.limits.streams
         if len(self.streams) >= most or self.working >= 2 * most:
             raise StreamFault(number, Code.REFUSED_STREAM, Reason.REFUSED)
-        stream = self.streams[number] = self._make(self, number, call)
-        stream.open = not last
         request = call[0]
         if request.refusal:
             self._count(Reason.NO_CALL)
-            stream.refuse()
+            self._refuse(number, request.refusal, last=last)
             return ()
+        stream = self.streams[number] = self._make(self, number, call)
+        stream.open = not last
         self.working += 1
         if request.timeout_s is not None:
             self._bound(number, request.timeout_s)
         return ((stream, End.DONE),) if last else ()
+
+    def _refuse(self, number: int, block: bytes, *, last: bool) -> None:
+        """Answer a call that is none of ours, without opening a stream."""
+        self.out.append(frames.frame(frames.HEADERS, END_HEADERS | END_STREAM, number, block))
+        if not last:
+            self.out.append(frames.reset(number, Code.NO_ERROR))
+            self._remember_late(number)
 
     def _on_trailers(self, flags: int, stream: S, block: bytes) -> Events[S]:
         try:

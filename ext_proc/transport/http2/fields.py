@@ -47,15 +47,17 @@ class FieldReader:
     def __init__(self, most_list_bytes: int) -> None:
         self._most_list_bytes: Final = most_list_bytes
         self._decoder: Final = Decoder(most_list_bytes)
-        self._acknowledged = False
         self._strings: Final[dict[bytes, bytes]] = {}
         self.stateless = False
         """Whether equal blocks say the same from here on."""
 
     def acknowledged(self) -> None:
-        """Hold the peer to a table of no size: it said that it read our settings."""
-        self._acknowledged = True
-        self._decoder.max_allowed_table_size = 0
+        """Forget the table: the peer said that it read our settings.
+
+        Its next block should say so as well (RFC 7541, 4.2), but nothing is lost if it does not:
+        what refers to the table is refused from here on.
+        """
+        self.stateless = True
 
     def read(self, block: bytes) -> Fields:
         """Return the fields of a block; raise `ConnectionFault` when it cannot be read."""
@@ -71,7 +73,6 @@ class FieldReader:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, Reason.HEADER_BLOCK) from None
         except (HPACKDecodingError, IndexError):
             raise ConnectionFault(Code.COMPRESSION_ERROR, Reason.COMPRESSION) from None
-        self.stateless = self._acknowledged and self._decoder.header_table_size == 0
         return Fields(fields, ())
 
     def _read_literals(self, block: bytes) -> Fields:

@@ -260,11 +260,6 @@ class Stream:
         self.ended = True
         self._end(status_block(status, text))
 
-    def refuse(self) -> None:
-        """Answer a call that never begins."""
-        self.ended = self.begun = True
-        self._end(self.request.refusal)
-
     def _end(self, block: bytes) -> None:
         if not self.begun:
             block = REPLY_BLOCK + block
