@@ -251,7 +251,7 @@ class Connection(Outgoing[S]):
             self._give_window()
         if flags & PADDED:
             start, end = self._unpadded(data, start, end)
-        if size == 0 and not flags & END_STREAM:
+        if start == end and not flags & END_STREAM:
             self._spend(self._useless, Reason.FLOOD)
         if stream is None or not stream.open:
             return self._on_late_data(flags, number)
@@ -364,7 +364,7 @@ class Connection(Outgoing[S]):
         if number <= self._last_stream:
             return self._on_late_headers(flags, number)
         if number > self._last_stream + 2 and len(self._gaps) < MOST_GAPS:
-            self._gaps.append(range(self._last_stream + 2, number, 2))
+            self._gaps.append(range(self._last_stream + 1 | 1, number, 2))
         self._last_stream = number
         if self._last_served is not None:
             self._remember_late(number)
