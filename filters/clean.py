@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Verdict
+from filters.bounds import is_too_much
 from filters.markup import is_about_markup, strip_markup
 from filters.spacing import tidy_spacing
 
-MOST_CHARS: Final = 262_144  # a longer text would hold up every other exchange for tens of ms
+MOST_TAGS: Final = 8_000  # a page has some thousands; 3 us each
 MOST_PASSES: Final = 8  # one pass may uncover work for the next; text built to go on for ever stays
 
 
@@ -36,15 +37,17 @@ class CleanFilter(Filter[CleanConfig]):
             if text.role is Role.USER
         ]
         originals = [text.value for text in texts]
+        if is_too_much(originals):
+            exchange.note("clean.skip", "size")
+            return CONTINUE
         html = False
         if self.config.html and any("<" in original for original in originals):
-            bare = [strip_markup(text) for text in originals if len(text) <= MOST_CHARS]
-            html = not is_about_markup(bare)
+            if sum(original.count("<") for original in originals) > MOST_TAGS:
+                exchange.note("clean.skip", "tags")
+            else:
+                html = not is_about_markup(map(strip_markup, originals))
         removed = 0
         for text, original in zip(texts, originals, strict=True):
-            if len(original) > MOST_CHARS:
-                exchange.note("clean.skip", "size")
-                continue
             cleaned = clean(original, html=html, white_space=self.config.white_space)
             if cleaned != original:
                 text.value = cleaned

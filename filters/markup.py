@@ -22,10 +22,11 @@ _INLINE: Final = (
     "|span|strike|strong|sub|sup|template|textarea|time|track|tt|u|var|wbr"
 )
 # Only names HTML knows: prompts use tags of their own, such as <context> or <question>, as frames.
-# An attribute list of over 4,000 characters is not one: the bound keeps the search linear.
-_ATTRIBUTES: Final = r"""(?:\s(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,4000})?"""
+# An attribute list of over 4,000 characters is not one: the bound keeps the search linear. So does
+# that the list takes the spaces behind it and never gives one back.
+_ATTRIBUTES: Final = r"""(?:\s(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,4000}+)?+"""
 _TAG: Final = re.compile(
-    rf"</?(?:(?P<block>{_BLOCK})|(?P<cell>{_CELL})|{_INLINE}){_ATTRIBUTES}\s*/?>", re.IGNORECASE
+    rf"</?(?:(?P<block>{_BLOCK})|(?P<cell>{_CELL})|{_INLINE}){_ATTRIBUTES}/?>", re.IGNORECASE
 )
 _HIDDEN_OPEN: Final = re.compile(
     r"<(?P<comment>!--)|<(?P<name>script|style)\b[^<>]{0,4000}>", re.IGNORECASE

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
-from filters.api import CONTINUE, Config, Exchange, Filter, Prompt, Role, Verdict
+from filters.api import CONTINUE, Config, Exchange, Filter, Role, Verdict
+from filters.bounds import is_too_much
 from filters.units import PoolName
 from filters.words import HIGH_RISK, LOW_RISK, WordFinder
 
@@ -31,26 +33,23 @@ class RouteFilter(Filter[RouteConfig]):
         """Choose the pool and note the word that decided."""
         if not self.config.downgrade:
             return CONTINUE
-        if (low := _first_low_risk(exchange.prompt)) is None:
+        turns = exchange.prompt.turns()
+        last = next((turn for turn in reversed(turns) if turn.role is Role.USER), None)
+        if last is None:
             return CONTINUE
-        if high := _first_high_risk(exchange.prompt):
+        asked = [text.value for text in last.texts]
+        if is_too_much(asked) or not (low := _first(_LOW, asked)):
+            return CONTINUE
+        said = [text.value for turn in turns for text in turn.texts]
+        if is_too_much(said):
+            exchange.note("route.why", "too long to look for high risk")
+        elif high := _first(_HIGH, said):
             exchange.note("route.why", f"high risk: {high}")
-            return CONTINUE
-        exchange.pool = self.config.pool
-        exchange.note("route.why", f"low risk: {low}")
+        else:
+            exchange.pool = self.config.pool
+            exchange.note("route.why", f"low risk: {low}")
         return CONTINUE
 
 
-def _first_low_risk(prompt: Prompt) -> str | None:
-    """Return the low-risk word in what the user said last, if there is one."""
-    for turn in reversed(prompt.turns()):
-        if turn.role is Role.USER:
-            found = (_LOW.first(text.value) for text in turn.texts)
-            return next(filter(None, found), None)
-    return None
-
-
-def _first_high_risk(prompt: Prompt) -> str | None:
-    """Return a high-risk word said by anyone, system prompts included, if there is one."""
-    found = (_HIGH.first(text.value) for turn in prompt.turns() for text in turn.texts)
-    return next(filter(None, found), None)
+def _first(words: WordFinder, texts: Iterable[str]) -> str | None:
+    return next(filter(None, map(words.first, texts)), None)

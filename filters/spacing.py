@@ -10,16 +10,15 @@ from filters.segments import edit_prose
 # ZWSP, word joiner and BOM say nothing; ZWJ and ZWNJ (emoji, Persian) and bidi marks do, and stay.
 _INVISIBLE: Final = "\u200b\u2060\ufeff"
 # A rule is tried only where one of its marks is found: a few searches for a literal take a tenth of
-# the time of one search for a pattern.
+# the time of one search for a pattern. Runs are begun only at their start and never backed out of:
+# a long one costs its length, not its square.
 _RULES: Final = (
     (tuple(_INVISIBLE), re.compile(rf"[{_INVISIBLE}]+"), ""),
-    # Begun only at a run's start and never backed out of: a long run costs its length, not its
-    # square.
     ((" \n", "\t\n", " \r\n", "\t\r\n"), re.compile(r"(?<![ \t])[ \t]++(?=\r?\n)"), ""),
     (("\n\n\n", "\n\r\n"), re.compile(r"((?:\r?\n){2})(?:\r?\n)+"), r"\1"),
 )
 _MARKS: Final = ("  ", *(mark for marks, _, _ in _RULES for mark in marks))
-_RUN: Final = re.compile(r" {2,}(?=\S)")
+_RUN: Final = re.compile(r"(?<! ) {2,}+(?=\S)")
 
 
 def tidy_spacing(text: str) -> str:

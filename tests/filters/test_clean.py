@@ -3,7 +3,9 @@
 import pytest
 
 from filters.api import CONTINUE, Exchange, Ports
-from filters.clean import CleanConfig, CleanFilter
+from filters.bounds import MOST_CHARS, MOST_TEXTS
+from filters.clean import MOST_TAGS, CleanConfig, CleanFilter
+from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import FakeClock, FakeStore, drive
 
@@ -63,3 +65,22 @@ def test_each_rule_has_its_switch() -> None:
     exchange = ask("openai.chat", "<b>a</b>   b")
     off = CleanConfig(html=False, white_space=False)
     assert exchange.prompt.document.raw == cleaned(exchange, off)
+
+
+@pytest.mark.parametrize(
+    "texts", [["a   b" + "c" * (MOST_CHARS // 3)] * 3, ["a   b"] * (MOST_TEXTS + 1)]
+)
+def test_what_is_too_much_in_all_stays(texts: list[str]) -> None:
+    """Others wait while a prompt is cleaned: its texts are bounded together, not one by one."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    body = encode({"model": "m", "messages": messages})
+    exchange = exchange_of("openai.chat", body, "/v1/chat/completions")
+    assert body is cleaned(exchange)
+    assert "size" == exchange.notes["clean.skip"]
+
+
+def test_a_page_of_very_many_tags_keeps_them() -> None:
+    """Spacing costs less, and is tidied."""
+    exchange = ask("openai.chat", "<b>" * (MOST_TAGS + 1) + "a   b")
+    assert b"<b>a b" in cleaned(exchange)
+    assert "tags" == exchange.notes["clean.skip"]

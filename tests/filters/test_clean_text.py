@@ -1,5 +1,7 @@
 """What cleaning takes out of a text, and above all what it leaves."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,3 +141,11 @@ def test_hostile_markup_is_left_alone(bomb: str) -> None:
 def test_hostile_spacing_ends(bomb: str) -> None:
     """Runs of any length are tidied in one pass."""
     assert len(bomb) >= len(tidy_spacing(bomb))
+
+
+@pytest.mark.parametrize("bomb", [("<a" + " " * 4_000) * 65, "a" + " " * 250_000])
+def test_a_long_run_of_spaces_costs_its_length(bomb: str) -> None:
+    """Not its square, which takes from ten seconds to ten minutes."""
+    started = time.thread_time()
+    clean(bomb, html=True, white_space=True)
+    assert time.thread_time() - started < 2

@@ -3,6 +3,7 @@
 import pytest
 
 from filters.api import CONTINUE, Exchange, Ports
+from filters.bounds import MOST_CHARS
 from filters.route import RouteConfig, RouteFilter
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import FakeClock, FakeStore, drive
@@ -75,3 +76,14 @@ def test_the_word_that_decided_is_noted() -> None:
     exchange = ask("openai.chat", "Summarise the diagnosis")
     routed(exchange)
     assert "high risk: diagnosis" == exchange.notes["route.why"]
+
+
+def test_what_is_too_long_to_be_looked_through_is_not_low_risk() -> None:
+    """Others wait while words are looked for, and a risk that nobody saw is still one."""
+    long = "x" * (MOST_CHARS - 20)
+    exchange = ask("openai.chat", "summarise", system=long)
+    assert "best_effort" == routed(exchange)
+    exchange = ask("openai.chat", "summarise", system=long + "and the rest of it")
+    assert "full" == routed(exchange)
+    assert "too long to look for high risk" == exchange.notes["route.why"]
+    assert "full" == routed(ask("openai.chat", "summarise" + "x" * MOST_CHARS))
