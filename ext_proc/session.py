@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, assert_never
+from urllib.parse import unquote
 
 from blake3 import blake3
 
@@ -40,6 +41,7 @@ from filters.api import (
     RequestHead,
     Usage,
 )
+from filters.bounds import has_too_many_containers, has_too_many_values
 from filters.dialects import dialect_of
 from filters.document import Document, parse
 from filters.errors import NotJson
@@ -47,8 +49,17 @@ from filters.framing import Event as StreamEvent
 from filters.framing import Framer
 from filters.pipeline import Pipeline, Run, note_failure
 
-# Headers by which clients prove who they are, one per provider.
-_CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+# Headers by which clients prove who they are: one per provider, and what stands before others.
+_CREDENTIALS: Final = (
+    "authorization",
+    "x-api-key",
+    "x-goog-api-key",
+    "api-key",
+    "proxy-authorization",
+    "cookie",
+    "x-auth-token",
+    "ocp-apim-subscription-key",
+)
 MOST_MODEL_CHARS: Final = 128  # a client's own words: no name of a model is longer
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
 """A plain reply longer than this is not looked at; it reaches the client all the same."""
@@ -264,6 +275,9 @@ class Session:
         if profile is None or head is None or dialect is None or facts is None or self._exchange:
             # A body before trailers does not say that it is the last, and may come twice as well.
             await self._peer.send(Pass(event.message))
+            return
+        if has_too_many_values(event.data):
+            await self._let_pass(event, "too many values")
             return
         try:
             prompt = dialect.read(Document(event.data), head.path)
@@ -536,6 +550,8 @@ class WholeBody:
 
 def _whole_reply(dialect: Dialect, event: StreamEvent) -> Delta:
     """Read a plain reply as one delta."""
+    if has_too_many_containers(event.data):
+        return Delta(event.raw)
     try:
         reply = dialect.read_reply(parse(event.data))
     except NotJson:
@@ -564,9 +580,9 @@ def tenant_of(head: RequestHead, tenant_header: str) -> str:
     if tenant_header:
         return _hashed("mesh", headers.get(tenant_header, ""))
     found = [f"{name}:{value}" for name in _CREDENTIALS if (value := headers.get(name))]
-    if "key=" in head.path:  # Gemini's clients may send the key in the query
-        query = head.path.partition("?")[2]
-        found += [member for member in query.split("&") if member.startswith("key=")]
+    if query := head.path.partition("?")[2]:  # Gemini's clients may send the key there
+        members = query.split("&")
+        found += [member for member in members if unquote(member.partition("=")[0]) == "key"]
     return _hashed("client", "\n".join(found))  # no header holds a line feed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -10,24 +11,28 @@ import msgspec
 from blake3 import blake3
 
 from filters.api import Exchange
+from filters.bounds import is_too_much
 from filters.document import Json, Path
 from filters.segments import edit_prose
 
 KEY_BYTES: Final = 24
-MOST_FOLDED_CHARS: Final = 262_144  # a longer text counts as it stands: folding takes 20 ns each
-# Headers by which a provider picks an account or a version of its API: other value, other answer.
+# Headers by which a provider picks itself, an account, a deployment or a version of its API: other
+# value, other answer.
 _VARIANT_HEADERS: Final = (
+    ":authority",
     "anthropic-beta",
     "anthropic-version",
+    "azureml-model-deployment",
     "openai-beta",
     "openai-organization",
     "openai-project",
     "x-goog-user-project",
 )
 # Query members that carry a credential (part of the tenant) or say how to deliver the answer.
-_DELIVERY_QUERY: Final = frozenset({"key", "alt", "$alt", "prettyprint", "$prettyprint"})
+_DELIVERY_QUERY: Final = frozenset({"key", "alt", "$alt", "prettyPrint", "$prettyPrint"})
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
-_INDENTED_LINE: Final = re.compile(r"\n(?:\t| {2,})\S")
+_INDENTED_LINE: Final = re.compile(r"\n(?: ?\t|  )[ \t]*+\S")
+_CELLS: Final = re.compile(r"\S\t++\S")  # a row of a table, where an empty cell is one tab more
 
 
 def cache_key(exchange: Exchange) -> bytes:
@@ -42,29 +47,37 @@ def cache_key(exchange: Exchange) -> bytes:
     parts = (
         *(exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model),
         [headers.get(name, "") for name in _VARIANT_HEADERS],
+        _place(exchange.head.path),
         _variant_query(exchange.head.path),
         _normalised(exchange),
     )
     return blake3(_SORTED.encode(parts)).digest(KEY_BYTES)
 
 
+def _place(path: str) -> str:
+    """Return the path without its method: it may name a deployment, an account or a project."""
+    route = path.partition("?")[0]
+    return route.rpartition(":")[0] or route
+
+
 def _variant_query(path: str) -> list[tuple[str, str]]:
     query = path.partition("?")[2]
     if not query:
         return []
-    members = parse_qsl(query, keep_blank_values=True)
-    return sorted(m for m in members if m[0].lower() not in _DELIVERY_QUERY)
+    members = parse_qsl(query, keep_blank_values=True, encoding="latin-1")  # no byte is lost
+    counting = [member for member in members if member[0] not in _DELIVERY_QUERY]
+    return sorted(counting, key=itemgetter(0))  # of a repeated one, some read the first
 
 
 def _normalised(exchange: Exchange) -> dict[str, Json]:
     """Return the body with white space folded in prose and without its delivery members."""
     document = exchange.prompt.document
+    texts = {text.path: text.value for turn in exchange.prompt.turns() for text in turn.texts}
     folded: dict[Path, Json] = {}
-    for turn in exchange.prompt.turns():
-        for text in turn.texts:
-            value = text.value
+    if not is_too_much(texts.values()):  # else they count as they stand
+        for path, value in texts.items():
             if (normal := fold_white_space(value)) != value:
-                folded[text.path] = normal
+                folded[path] = normal
     root = document.replaced(folded)
     delivery = exchange.prompt.transport_paths()
     if delivery:
@@ -73,8 +86,11 @@ def _normalised(exchange: Exchange) -> dict[str, Json]:
 
 
 def fold_white_space(text: str) -> str:
-    """Fold runs of white space in prose to one space; code, even unfenced, keeps its own."""
-    if not text or len(text) > MOST_FOLDED_CHARS or _INDENTED_LINE.search(text):
+    """Fold runs of white space in prose to one space.
+
+    Code, even unfenced, keeps its own, and so does a table whose columns are parted by tabs.
+    """
+    if not text or _INDENTED_LINE.search(text) or ("\t" in text and _CELLS.search(text)):
         return text
     return edit_prose(text, _fold).strip()
 

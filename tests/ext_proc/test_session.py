@@ -27,6 +27,7 @@ from filters.api import (
     RequestHead,
     Verdict,
 )
+from filters.bounds import MOST_VALUES
 from filters.cache import CacheConfig, CacheFilter
 from filters.dialects import DIALECTS
 from filters.dialects.openai_chat import OpenAIChat
@@ -220,7 +221,29 @@ def test_a_body_nested_as_deep_as_can_be_read_passes_or_is_read() -> None:
     assert {True, False} == read
 
 
+def test_a_body_of_very_many_values_passes() -> None:
+    """A few MB of brackets would hold up everybody else for seconds and take a GB."""
+    made = stage()
+    made.open("default")
+    body = b'{"messages":[%b{}]}' % (b"{}," * (MOST_VALUES // 2))
+    assert made.receive(*request(body))[-1] == Pass(
+        Message.REQUEST_BODY, {"x-forebay-profile": "default"}
+    )
+    assert {"pass": "too many values"} == made.books.ended[0].notes
+
+
 # --- Replies -------------------------------------------------------------------------------------
+
+
+def test_a_reply_of_very_many_values_is_not_read() -> None:
+    """It reaches the client; what it used is not counted."""
+    for size, read in ((MOST_VALUES // 4, True), (MOST_VALUES, False)):
+        made = stage()
+        made.open("faq")
+        made.receive(*request(CHAT))
+        answer = ANSWER[:-1] + b',"x":[%b{}]}' % (b"{}," * size)
+        assert Pass(Message.RESPONSE_BODY) == made.receive(*reply(JSON, answer))[-1]
+        assert read is (made.books.ended[0].usage is not None)
 
 
 def stored_after(body: bytes, content_type: str, *chunks: bytes) -> list[bytes]:
@@ -601,6 +624,12 @@ DIFFERENT: Final[Sequence[tuple[str, dict[str, str]]]] = [
     ("/", {"authorization": "k", "x_api_key": "k"}),
     ("/", {"authorization": "k", "x_api_key": "l"}),
     ("/", {"authorization": "k, x-api-key:k"}),
+    ("/?k%65y=k", {}),
+    ("/?k%65y=l", {}),
+    ("/", {"cookie": "session=k"}),
+    ("/", {"proxy_authorization": "k"}),
+    ("/", {"ocp_apim_subscription_key": "k"}),
+    ("/", {"x_auth_token": "k"}),
     ("/", {"mesh": "x_team", "x_team": "k"}),
     ("/", {"mesh": "x_team", "x_team": "l"}),
     ("/", {"mesh": "x_team"}),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from filters.bounds import MOST_CHARS
 from filters.cache_key import cache_key, fold_white_space
 from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
@@ -36,11 +37,14 @@ def test_no_table_is_not_notable() -> None:
         (CODE, CODE.replace("    y", "  y")),
         ("a `x  y` b", "a `x y` b"),
         ("def f():\n    return 1", "def f():\n  return 1"),
+        ("if a:\n\t\tb()", "if a: b()"),
+        ("if a:\n \tb()", "if a: b()"),
+        ("name\t\tage", "name\tage"),
         ('{"a":  1}', '{"a": 1}'),
     ],
 )
 def test_white_space_in_code_counts(one: str, other: str) -> None:
-    """Fenced, inline, indented, or JSON: there it is meaning."""
+    """Fenced, inline, indented, JSON, or in a table's empty cell: there it is meaning."""
     assert key(question=one) != key(question=other)
 
 
@@ -67,6 +71,8 @@ def test_whether_usage_is_wanted_does_not_count() -> None:
         {"profile": "faq"},
         {"headers": {"anthropic-version": "2024-01-01"}},
         {"headers": {"openai-organization": "org"}},
+        {"headers": {"azureml-model-deployment": "blue"}},
+        {"headers": {":authority": "api.example"}},
         {"more": {"tools": [{"name": "t"}]}},
         {"more": {"model": "other", "x": 1}},
         {"more": {"unknown_member": 1}},
@@ -77,7 +83,7 @@ def test_whether_usage_is_wanted_does_not_count() -> None:
 def test_everything_that_may_change_the_answer_counts(
     dialect: str, difference: dict[str, Any]
 ) -> None:
-    """Question, system prompt, parameters, tools, tenant, profile, API version, unknown members."""
+    """Question, system prompt, parameters, tools, tenant, profile, host, API, unknown members."""
     assert key(dialect) != key(dialect, **difference)
 
 
@@ -107,18 +113,38 @@ def test_geminis_model_is_in_its_path() -> None:
     plain = at("/v1beta/models/a:generateContent")
     assert plain == at("/v1beta/models/a:generateContent?key=k&alt=json")
     assert plain != at("/v1beta/models/b:generateContent")
+    assert plain == at("/v1beta/models/a:streamGenerateContent?alt=sse")
     assert plain != at("/v1beta/models/a:generateContent?safety=off")
+    assert plain != at("/v1/projects/p/locations/l/publishers/google/models/a:generateContent")
 
 
 def test_azures_deployment_is_in_its_path() -> None:
-    """The deployment is the model there."""
-    body = encode({"messages": [{"role": "user", "content": "q"}]})
+    """The deployment is the model there, whatever the body says."""
+    body = encode({"model": "m", "messages": [{"role": "user", "content": "q"}]})
 
     def at(deployment: str) -> bytes:
         path = f"/openai/deployments/{deployment}/chat/completions?api-version=1"
         return cache_key(exchange_of("openai.chat", body, path))
 
     assert at("one") != at("two")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("a=1&a=2", "a=2&a=1"), ("a=%FE", "a=%FF"), ("KEY=1", "KEY=2")]
+)
+def test_queries_that_are_read_differently_differ(one: str, other: str) -> None:
+    """By their order, by bytes that are no text, or by a name that only looks like `key`."""
+    body = ask("openai.chat", "q").prompt.document.raw
+    path = "/v1/chat/completions"
+    assert cache_key(exchange_of("openai.chat", body, f"{path}?{one}")) != cache_key(
+        exchange_of("openai.chat", body, f"{path}?{other}")
+    )
+
+
+def test_texts_that_are_too_much_in_all_count_as_they_stand() -> None:
+    """Others wait while they are folded."""
+    more = "x" * MOST_CHARS
+    assert key(question="a b", system=more) != key(question="a  b", system=more)
 
 
 def test_a_part_cannot_lend_bytes_to_its_neighbour() -> None:
