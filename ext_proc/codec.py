@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from ext_proc._pb import ext_proc_pb2 as pb
@@ -18,9 +18,10 @@ from filters.errors import ConversationError
 
 # --- Events --------------------------------------------------------------------------------------
 
+# Structs, for every message makes two: 0.1 us each, where a frozen dataclass takes 1 us.
 
-@dataclass(frozen=True, slots=True)
-class Headers:
+
+class Headers(msgspec.Struct, frozen=True):
     """Request or response headers; `last` when no body follows."""
 
     message: Message
@@ -28,8 +29,7 @@ class Headers:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """A whole body (buffered) or one chunk of it; `last` when its direction ends with it."""
 
     message: Message
@@ -37,8 +37,7 @@ class Body:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Trailers:
+class Trailers(msgspec.Struct, frozen=True):
     """Request or response trailers; always the last of their direction."""
 
     message: Message
@@ -61,8 +60,7 @@ class Mode(enum.Enum):
     FULL_DUPLEX = pb.ProcessingMode.FULL_DUPLEX_STREAMED
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True):
     """Let a message go on as it is."""
 
     message: Message
@@ -72,8 +70,7 @@ class Pass:
     """In a reply to response headers: how the body comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(msgspec.Struct, frozen=True):
     """Let the whole request go upstream, changed."""
 
     set_headers: Mapping[str, str]
@@ -84,16 +81,14 @@ class Forward:
     choose_route_again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """Send bytes of the reply in full-duplex mode, as many and when we like."""
 
     data: bytes
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Respond:
+class Respond(msgspec.Struct, frozen=True):
     """Answer the client in the upstream's stead."""
 
     status: int
@@ -105,8 +100,7 @@ class Respond:
     """Members of the `forebay` dynamic metadata: for that log, not for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(msgspec.Struct, frozen=True):
     """Ask the proxy for more time before the reply to the current message."""
 
     seconds: float
