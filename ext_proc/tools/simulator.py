@@ -57,6 +57,7 @@ KEPT_REQUESTS: Final = 1_000
 KEPT_ATTEMPTS: Final = 10_000
 IDLE_S: Final = 3_600.0  # longer than proxies keep idle connections, so that they close first
 STOP_S: Final = 0.1  # streams are cut when the simulator ends, as when a replica dies
+BACKLOG: Final = 4_096  # a burst of clients that find it full try again only after a second
 APART_S: Final = 0.002  # chunks written in one breath would arrive as one
 ENDPOINTS: Final[tuple[tuple[str, apis.Api], ...]] = (
     ("/chat/completions", apis.OpenAIChat()),
@@ -453,7 +454,7 @@ class Simulator:
             self._runners.append(runner)
             try:
                 wanted = self._first_port + index if self._first_port else 0
-                await web.TCPSite(runner, HOST, wanted).start()
+                await web.TCPSite(runner, HOST, wanted, backlog=BACKLOG).start()
             except OSError:
                 await self._stop()
                 raise
