@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -49,6 +50,10 @@ async def serve(config: Path | str) -> int:
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     async with running(config, os.environ, sys.stdout.buffer):
+        # The 60,000 objects of imports and settings stay: looking through all of them for garbage
+        # takes 25 ms, in which nobody is served.
+        gc.collect()
+        gc.freeze()
         await stop.wait()
     return 0
 
