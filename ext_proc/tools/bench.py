@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ext_proc.config import Transport
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, Setup, set_up
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
@@ -84,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help=f"only these ({','.join(SCENARIOS)})",
     )
+    transports = [str(transport) for transport in Transport]
+    add("--transport", choices=transports, help="of Forebay (as shipped)")
 
 
 def _names(text: str) -> list[str]:
@@ -102,8 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
     plan = Plan.of(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    rows = asyncio.run(_measure(plan, Progress(plan)))
-    report = _report(plan, rows)
+    report = _report(plan, asyncio.run(_measure(plan, Progress(plan))))
     if output is not None:
         output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     _show(console, report)
@@ -121,6 +123,8 @@ class Plan:
     connections: int
     rounds: int
     slice_s: float
+    transport: Transport | None = None
+    """Forebay's, if another than the shipped one."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Plan:
@@ -128,7 +132,9 @@ class Plan:
         seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
         names = arguments.scenarios
         rounds = max(LEAST_ROUNDS, int(seconds / (len(names) * SLICE_S)) | 1)
-        return cls(names, arguments.connections, rounds, seconds / (rounds * len(names)))
+        transport = Transport(arguments.transport) if arguments.transport else None
+        slice_s = seconds / (rounds * len(names))
+        return cls(names, arguments.connections, rounds, slice_s, transport)
 
 
 class Figures(NamedTuple):
@@ -150,10 +156,21 @@ class Row:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-async def _measure(plan: Plan, progress: Progress) -> dict[str, Row]:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run showed."""
+
+    rows: dict[str, Row]
+    transport: Transport
+    load: float
+    """Of the machine in the minute before, without the run's own."""
+
+
+async def _measure(plan: Plan, progress: Progress) -> Measured:
     rows = {name: Row() for name in plan.names}
+    busy = os.getloadavg()[0]
     fallen: list[str] = []
-    with run_folder() as folder, set_up(folder) as setup:
+    with run_folder() as folder, set_up(folder, plan.transport) as setup:
         supervisor = Supervisor(list(setup.children.values()), fallen.append)
         load = await LoadProcess.start()
         try:
@@ -173,7 +190,7 @@ async def _measure(plan: Plan, progress: Progress) -> dict[str, Row]:
             progress.done()
             await load.stop()
             await supervisor.stop()
-    return rows
+        return Measured(rows, setup.transport, busy)
 
 
 async def _slice(plan: Plan, setup: Setup, load: LoadProcess, name: str, first: int) -> Result:
@@ -311,16 +328,18 @@ class Progress:
 # --- What it says --------------------------------------------------------------------------------
 
 
-def _report(plan: Plan, rows: dict[str, Row]) -> dict[str, Any]:
+def _report(plan: Plan, measured: Measured) -> dict[str, Any]:
+    rows = measured.rows
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(),
+        "machine": {**_machine(), "load_before": measured.load},
         "settings": {
             "connections": plan.connections,
             "rounds": plan.rounds,
             "slice_s": plan.slice_s,
             "warm_up_s": plan.slice_s * WARM_UP_SHARE,
             "envoy_workers": ENVOY_WORKERS,
+            "transport": str(measured.transport),
             "traced": "as shipped, delivered to a receiver on this machine",
             "logs": "to files",
         },
@@ -371,7 +390,6 @@ def _machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
-        "load": os.getloadavg()[0],
     }
 
 
@@ -403,6 +421,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     for name, row in report["scenarios"].items():
         table.add_row(name, row["what"], *_cells(row))
     console.print(table)
+    console.print(Text(_conditions(report), style="dim"))
     for name, row in report["scenarios"].items():
         for kind, number in row["errors_by_kind"].items():
             console.print(Text(f"{name}: {number} x {kind}", style="red"))
@@ -412,6 +431,15 @@ def _show(console: Console, report: dict[str, Any]) -> None:
             text = f"server CPU on a {name}: {found:.2f} x the no-op server's"
             goal = f"(goal: at most {MOST_RATIO})"
             console.print(Text(f"{text} {goal}", style="green" if good else "yellow"))
+
+
+def _conditions(report: dict[str, Any]) -> str:
+    settings, machine = report["settings"], report["machine"]
+    return (
+        f"transport {settings['transport']}; {settings['connections']} connections; "
+        f"{settings['rounds']} rounds of {settings['slice_s']:.1f} s a scenario; "
+        f"{machine['cores']} cores, load before {machine['load_before']:.1f}"
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

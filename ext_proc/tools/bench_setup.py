@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from ext_proc.config import Settings, read_settings
+from ext_proc.config import Settings, Transport, read_settings
 from ext_proc.tools.derivation import Local, derive
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports
 from ext_proc.tools.supervisor import Child, answers
@@ -85,6 +85,8 @@ class Setup:
     places: Places
     children: Mapping[str, Child]
     logs: tuple[BinaryIO, ...]
+    transport: Transport
+    """What carries Envoy's messages to Forebay."""
 
     def pid(self, name: str) -> int:
         """Return the process of a program that was started."""
@@ -99,12 +101,18 @@ class Setup:
 
 
 @contextlib.contextmanager
-def set_up(folder: Path) -> Iterator[Setup]:
-    """Write the configurations into `folder` and open the logs there."""
+def set_up(folder: Path, transport: Transport | None) -> Iterator[Setup]:
+    """Write the configurations into `folder` and open the logs there.
+
+    `transport` is Forebay's, if another than the shipped one.
+    """
     envoy = find_envoy(None)
     places = Places.on(free_ports(6), folder)
+    file = read_yaml(find_yaml(None))
+    settings = _settings(file)
+    transport = transport or settings.server.transport
     gateway, upstream = folder / "gateway.json", folder / "upstream.json"
-    gateway.write_text(json.dumps(_gateway(places)))
+    gateway.write_text(json.dumps(_gateway(places, file, settings, transport)))
     upstream.write_text(json.dumps(_upstream(places)))
     with contextlib.ExitStack() as closing:
         # Appending: what is cut to nothing is written on from its beginning.
@@ -112,7 +120,8 @@ def set_up(folder: Path) -> Iterator[Setup]:
             closing.enter_context((folder / name).open("ab", buffering=0))
             for name in ("server.log", "access.log")
         )
-        yield Setup(places, _children(places, envoy, gateway, upstream, logs), logs)
+        children = _children(places, envoy, gateway, upstream, logs)
+        yield Setup(places, children, logs, transport)
 
 
 def _children(
@@ -189,11 +198,11 @@ def _settings(file: YamlFile) -> Settings:
     return settings
 
 
-def _gateway(places: Places) -> dict[str, Any]:
+def _gateway(
+    places: Places, file: YamlFile, settings: Settings, transport: Transport
+) -> dict[str, Any]:
     """Return the shipped bootstrap at other addresses, with the two routes more."""
-    file = read_yaml(find_yaml(None))
     shipped = copy.deepcopy(file.value)
-    settings = _settings(file)
     local = Local(
         listen=(LOOPBACK, places.gateway),
         admin_port=places.envoy_admin,
@@ -203,6 +212,7 @@ def _gateway(places: Places) -> dict[str, Any]:
         otlp=f"http://{LOOPBACK}:{places.spans}",
     )
     tree = derive(file, settings, local)
+    tree["node"]["metadata"]["forebay"]["server"]["transport"] = str(transport)
     # A derived gateway traces every request for whoever looks on; here it is as it is shipped.
     tree["layered_runtime"] = shipped["layered_runtime"]
     manager = _manager(tree)

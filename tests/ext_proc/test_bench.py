@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ext_proc.config import Transport
 from ext_proc.tools import bench
 from ext_proc.tools.load import DIGITS, Slice, cpu_clock_ns, run_slice
 
@@ -181,13 +182,15 @@ def test_an_unknown_scenario_is_told_with_those_there_are(
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_a_short_run_measures_every_scenario(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", list(Transport))
+def test_a_short_run_measures_every_scenario(transport: Transport, tmp_path: Path) -> None:
     """Every request went the way that its scenario names, and every figure is there."""
     file = tmp_path / "figures.json"
     run = subprocess.run(
         [
             *(sys.executable, "-m", "ext_proc", "bench"),
             *("--seconds", "9", "--connections", "4", "--output", str(file)),
+            *("--transport", str(transport)),
         ],
         capture_output=True,
         text=True,
@@ -205,6 +208,7 @@ def test_a_short_run_measures_every_scenario(tmp_path: Path) -> None:
         assert 0 < median["p50_ms"] <= median["p99_ms"]
         assert 0 < median["envoy_us"]
         assert (name == "plain") == (median["server_us"] == 0)
+    assert str(transport) == report["settings"]["transport"]
     miss = report["scenarios"]["miss"]
     assert miss["times_noop"]["server_us"]["least"] <= miss["times_noop"]["server_us"]["median"]
     assert miss["times_plain"]["requests_per_s"]["median"] < 1
@@ -224,15 +228,16 @@ def test_errors_end_with_code_1(
 ) -> None:
     """Figures of requests that failed are shown, and said to be none to rely on."""
 
-    async def measured(plan: bench.Plan, _: bench.Progress) -> dict[str, bench.Row]:
+    async def measured(plan: bench.Plan, _: bench.Progress) -> bench.Measured:
         rows = {name: bench.Row() for name in plan.names}
         for row in rows.values():
             row.slices += [bench.Figures(10, 100.0, 1.0, 2.0, 100.0, 300.0)] * 3
             row.errors.update(errors)
-        return rows
+        return bench.Measured(rows, Transport.GRPC, 0.5)
 
     monkeypatch.setattr(bench, "_measure", measured)
     assert code == bench.run(options("--scenarios", "noop,hit"))
     shown = capsys.readouterr().out
     assert (code == 1) == ("hit: 2 x status 503" in shown)
+    assert "transport grpc; 32 connections; 15 rounds of 2.5 s a scenario; " in shown
     assert "server CPU on a hit: 1.00 x the no-op server's (goal: at most 1.35)" in shown
