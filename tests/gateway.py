@@ -232,6 +232,7 @@ class Gateway:
         self.envoy: Program | None = None
         self.url = ""
         self.envoy_admin = ""
+        self._served_from = 0
         self._upstream: Final = upstream
         own = {"PATH": os.environ.get("PATH", ""), "FOREBAY_LOG_LEVEL": "INFO"}
         self._environ: Final = {**own, **(environ or {})}
@@ -274,7 +275,7 @@ class Gateway:
 
     def start_server(self) -> Program:
         """Start the server and return once it serves."""
-        mark = self.server_log.mark()
+        self._served_from = mark = self.server_log.mark()
         argv = (sys.executable, "-m", "ext_proc", "serve", "--config", str(self.config))
         self.server = Program(argv, self._environ, self.server_log)
         self.server_log.wait_for(lambda line: '"event":"serving"' in line, mark=mark)
@@ -311,9 +312,21 @@ class Gateway:
 
     # --- What is seen ----------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Wait until Forebay closed the books on all that was asked of it, and its log is read."""
+        until = time.monotonic() + PATIENCE_S
+        while (metrics := self.metrics())["forebay_in_flight"]:
+            assert time.monotonic() < until, f"{metrics['forebay_in_flight']:g} are in flight"
+        ended = sum(v for name, v in metrics.items() if name.startswith("forebay_requests_total{"))
+        self.server_log.wait_for(is_exchange, mark=self._served_from, count=int(ended))
+
     @contextlib.contextmanager
     def watch(self, exchanges: int = 1) -> Iterator[Seen]:
-        """Watch a block; at its end wait until Forebay closed the books on so many exchanges."""
+        """Watch a block; at its end wait until Forebay closed the books on so many exchanges.
+
+        What was asked before the block is over when it begins.
+        """
+        self.settle()
         seen = Seen()
         self.metrics()  # reading them has Forebay write what ended before
         received = self._upstream.mark() if self._upstream else 0

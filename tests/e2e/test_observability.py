@@ -30,6 +30,7 @@ async def test_the_metrics_count_what_happened(
 ) -> None:
     """Outcomes of exchanges and of the cache, time in each stage, tokens, and what was saved."""
     asked = ask_for(CHAT, question)
+    gateway.settle()
     before = gateway.metrics()
     for profile in ("faq", "faq", "", "raw"):
         with gateway.watch():
@@ -122,7 +123,7 @@ async def test_forebay_writes_one_line_for_each_exchange(
         second["notes"]["saved.input_tokens"],
         second["notes"]["saved.output_tokens"],
     )
-    assert 0 < first["ttft_us"] <= first["us"]
+    assert min(first["us"], first["ttft_us"], second["us"]) > 0
 
 
 async def test_envoy_writes_one_line_for_each_request(
