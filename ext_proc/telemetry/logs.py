@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import sys
 import threading
 import traceback
@@ -40,10 +41,16 @@ def parse_level(text: str) -> int:
 
 
 class Lines:
-    """Writes whole lines to a stream, and never fails for it: a log harms no request."""
+    """Writes whole lines to a stream, and neither fails nor waits for it: a log harms no request.
+
+    Whoever reads a pipe may stop to read. What would have to wait for it is lost.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream: Final = stream
+        self._poll: Final = _poll(stream)
+        self._torn = False
+        """The last line was cut off."""
         self._lock: Final = threading.Lock()
         self.lost = 0
         """Lines that could not be written, for instance because nobody reads the pipe any more."""
@@ -70,14 +77,54 @@ class Lines:
                 self._write(held)
 
     def _write(self, lines: list[bytes]) -> None:
+        written = 0
         try:
-            self._stream.write(b"\n".join([*lines, b""]))
-            self._stream.flush()
+            for chunk, ends in self._chunks(lines):
+                if self._poll is not None and not self._poll.poll(0):
+                    break
+                self._stream.write(chunk)
+                self._stream.flush()
+                self._torn = not chunk.endswith(b"\n")
+                written += ends
         except (OSError, ValueError):  # ValueError: the stream is closed
-            self.lost += len(lines)
+            pass
+        self.lost += len(lines) - written
+
+    def _chunks(self, lines: list[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Yield what a stream takes at once, and how many lines end in it.
+
+        A pipe that says it is ready takes PIPE_BUF bytes without waiting, and perhaps no more.
+        """
+        if self._poll is None:
+            yield b"\n".join([*lines, b""]), len(lines)
+            return
+        chunk = b"\n" if self._torn else b""
+        ends = 0
+        for line in lines:
+            if chunk and len(chunk) + len(line) >= select.PIPE_BUF:
+                yield chunk, ends
+                chunk, ends = b"", 0
+            chunk += line + b"\n"
+            ends += 1
+            while len(chunk) > select.PIPE_BUF:
+                yield chunk[: select.PIPE_BUF], 0
+                chunk = chunk[select.PIPE_BUF :]
+        if ends:
+            yield chunk, ends
 
     # structlog calls the method that is named for the level.
     debug = info = warning = error = critical = write
+
+
+def _poll(stream: BinaryIO) -> select.poll | None:
+    """Return what tells when a stream is ready; None for one that is always, as it is memory."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return None
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return poll
 
 
 def exchange_logger(lines: Lines, clock: Clock) -> FilteringBoundLogger:

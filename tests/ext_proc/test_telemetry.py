@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import logging
+import os
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -358,6 +360,26 @@ def test_one_line_is_written_at_a_time() -> None:
     lines = Lines(Watched())
     lines.write(b"x")
     assert [True] == held
+
+
+def test_a_pipe_that_nobody_reads_stops_nobody() -> None:
+    """What does not fit into it is lost, and whole lines follow when it is read again."""
+    written = {b"short", b"l" * (3 * select.PIPE_BUF - 1)}
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "wb") as writer:  # noqa: PTH123 - no paths
+        lines = Lines(writer)
+        for line in sorted(written) * 100:
+            lines.write(line)
+        assert 0 < lines.lost < 200
+        os.set_blocking(reading, False)
+        whole = [line for line in reader.read().split(b"\n") if line in written]
+        assert 200 - lines.lost == len(whole)
+        with lines.together():
+            pass
+        with lines.together():
+            for _ in range(100):
+                lines.write(b"m" * 100)
+        assert [b"m" * 100] * 100 == [line for line in reader.read().splitlines() if line]
 
 
 # --- Metrics --------------------------------------------------------------------------------------
