@@ -192,12 +192,12 @@ async def test_a_large_body_reaches_the_upstream_whole(
 
 
 async def test_a_large_body_is_cleaned(gateway: Gateway, call: Caller) -> None:
-    """Two texts of ten thousand untidy paragraphs each shrink, and the body says its new length."""
-    untidy = "Why  is it  so?\n\n\n\n" * 10_000
+    """Two texts of five thousand untidy paragraphs each shrink, and the body says its new length."""
+    untidy = "Why  is it  so?\n\n\n\n" * 5_000
     more = {"messages": [{"role": "user", "content": untidy}] * 2}
     asked = ask_for("openai.chat", "", temperature=0, more=more)
     reply, received = await upstream_saw(gateway, call, asked)
-    tidy = "Why is it so?\n\n" * 10_000
+    tidy = "Why is it so?\n\n" * 5_000
     assert 200 == reply.status
     assert [tidy] * 2 == [each["content"] for each in json.loads(received.body)["messages"]]
 

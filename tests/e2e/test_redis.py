@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
 PATIENT: Final = "2s"  # where a machine that is busy with other tests must not be the reason
 HASTY: Final = "5ms"
+SERVICE: Final = {"host": "models.example"}  # the name under which clients know both gateways
 
 
 @pytest.fixture
@@ -64,20 +65,20 @@ async def test_what_one_server_was_told_all_of_them_know(
     """A hit at another server, also as a stream; sightings are counted together."""
     first, second = (Caller(http, gateway.url, "a key") for gateway in two)
     asked = ask_for(CHAT, question)
-    stored = await _until_hit(first, asked)
+    stored = await _until_hit(first, asked, SERVICE)
     with two[1].watch() as seen:
-        hit = await second(asked, "faq")
+        hit = await second(asked, "faq", SERVICE)
     stream = ask_for(CHAT, question, stream=True)
-    streamed = await second(stream, "faq")
+    streamed = await second(stream, "faq", SERVICE)
     assert ("HIT", []) == (hit.cache, seen.received)
     assert stored.body == hit.body
     assert text_of(CHAT, hit.body) == streamed_text(CHAT, stream, streamed)
-    assert "MISS" == (await second.with_key("another key")(asked, "faq")).cache
+    assert "MISS" == (await second.with_key("another key")(asked, "faq", SERVICE)).cache
     rare = ask_for(CHAT, question, temperature=0)
     for call in (first, second, first, second, first):
-        assert "MISS" == (await call(rare)).cache
-    await _until_hit(second, rare, profile="")
-    assert "HIT" == (await first(rare)).cache
+        assert "MISS" == (await call(rare, "", SERVICE)).cache
+    await _until_hit(second, rare, SERVICE, profile="")
+    assert "HIT" == (await first(rare, "", SERVICE)).cache
 
 
 async def test_an_answer_has_an_age_and_a_client_may_find_it_too_old(
