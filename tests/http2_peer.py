@@ -109,6 +109,8 @@ class Peer:
     react: Reaction = echo
     routes: Mapping[str, Any] = field(default_factory=lambda: ROUTES)
     greet: bool = True
+    done: bool = True
+    """Handlers are done as soon as their streams are."""
     now_s: float = 0.0
     events: list[tuple[int, bytes | End]] = field(default_factory=list)
     counted: list[Reason] = field(default_factory=list)
@@ -145,6 +147,9 @@ class Peer:
         for stream, what in events:
             self.events.append((stream.id, what))
             self.react(stream, what)
+        if self.done:
+            self.connection.working -= len(self.connection.left)
+        self.connection.left.clear()
         sent = self._sent()
         self.connection.attended = False
         return [*read_frames(sent)]

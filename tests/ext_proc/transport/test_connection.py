@@ -600,7 +600,7 @@ def test_one_stream_more_than_announced_is_refused() -> None:
 
 def test_a_stream_counts_until_its_handler_is_done() -> None:
     """Opening and resetting gains no work beyond twice what may be open (CVE-2023-44487)."""
-    peer = Peer(react=ignore)
+    peer = Peer(react=ignore, done=False)
     numbers = range(1, 4 * SMALL.streams, 2)
     for number in numbers:
         assert [] == peer.send(headers(number), wire.reset(number, Code.CANCEL))
@@ -613,11 +613,11 @@ def test_a_stream_counts_until_its_handler_is_done() -> None:
 def test_resets_before_an_answer_are_bounded() -> None:
     """In a burst, and then by the second; those after an answer are free."""
     peer = Peer(replace(SMALL, streams=RESETS_BURST * 2), react=ignore)
-    peer.connection.working = -(2**31)  # handlers end at once
     raw = b"".join(
         headers(number) + wire.reset(number, Code.CANCEL)
         for number in range(1, 2 * RESETS_BURST, 2)
     )
+    peer.connection.working = -RESETS_BURST  # their handlers are done at once
     assert [] == peer.send(raw)
     peer.react = echo
     answered = 2 * RESETS_BURST + 1
