@@ -111,6 +111,7 @@ class Peer:
     greet: bool = True
     done: bool = True
     """Handlers are done as soon as their streams are."""
+    make: Callable[..., Any] = Stream
     now_s: float = 0.0
     events: list[tuple[int, bytes | End]] = field(default_factory=list)
     counted: list[Reason] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Peer:
         self.connection: Connection[Stream] = Connection(
             self.routes,
             self.limits,
-            make=Stream,
+            make=self.make,
             clock=lambda: self.now_s,
             count=self.counted.append,
             attend=self._attend,

@@ -56,6 +56,10 @@ class Turn(asyncio.Future[None]):
         self._context = contextvars.copy_context()
         return self._advance(self._context.run, work.send, None)
 
+    def forget(self) -> None:
+        """Hold on to nothing of the last call."""
+        del self.stream, self._work, self._context
+
     def step(self, error: BaseException | None) -> bool:
         """Go on with the outcome of what was waited for; return whether it is over."""
         over = self._advance(*((self._work.throw, error) if error else (self._work.send, None)))
@@ -207,6 +211,8 @@ class Turns:
     def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
         """Call the handler with this, and with what waits behind it, until it really waits."""
         handler: Handler = stream.request.route
+        if what is None:
+            return
         turn = self._spare or Turn(self._loop, self._resume)
         self._spare = None
         while what is not None:
@@ -220,6 +226,7 @@ class Turns:
                 self._waiting.add(turn)
                 return
             what = self._after(stream, turn)
+        turn.forget()
         self._spare = turn
 
     def _after(self, stream: TurnStream, turn: Turn) -> bytes | End | None:
