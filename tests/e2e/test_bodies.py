@@ -192,7 +192,7 @@ async def test_a_large_body_reaches_the_upstream_whole(
 
 
 async def test_a_large_body_is_cleaned(gateway: Gateway, call: Caller) -> None:
-    """Two texts of five thousand untidy paragraphs each shrink, and the body says its new length."""
+    """Two texts of five thousand untidy paragraphs shrink, and the body says its new length."""
     untidy = "Why  is it  so?\n\n\n\n" * 5_000
     more = {"messages": [{"role": "user", "content": untidy}] * 2}
     asked = ask_for("openai.chat", "", temperature=0, more=more)
