@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -17,9 +17,11 @@ import uvloop
 from ext_proc._pb import ext_proc_pb2 as pb
 from ext_proc.codec import Body, Event, Headers, Trailers
 from ext_proc.handler import ExtProc
-from ext_proc.transport import Handler, Stream
+from ext_proc.transport import Handler, Server, Stream
 from ext_proc.transport.address import EXT_PROC
 from ext_proc.transport.grpc_aio import GrpcServer
+from ext_proc.transport.http2 import Reason
+from ext_proc.transport.native import NativeServer
 
 MEGABYTE: Final = 1024 * 1024
 MOST_MESSAGE_BYTES: Final = 10 * MEGABYTE
@@ -72,7 +74,7 @@ class Watched:
 class Served:
     """A server that runs, and a client connected to it."""
 
-    server: GrpcServer
+    server: Server
     handler: Watched
     path: Path
     channel: grpc.aio.Channel
@@ -97,11 +99,48 @@ def client(path: Path) -> grpc.aio.Channel:
     )
 
 
+class Make(Protocol):
+    """Makes a server of the filling under test."""
+
+    def __call__(
+        self, handler: Handler, listen: str, *, most_message_bytes: int = MOST_MESSAGE_BYTES
+    ) -> Server: ...
+
+
+@dataclass
+class Counted:
+    """Keeps the reasons for which the native transport gave something up."""
+
+    reasons: list[Reason] = field(default_factory=list)
+
+    def protocol_error(self, reason: Reason) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def counted() -> Counted:
+    return Counted()
+
+
+@pytest.fixture(params=["grpc", "native"])
+def make(request: pytest.FixtureRequest, counted: Counted) -> Make:
+    """Return what makes a server, over each filling of the seam in turn."""
+
+    def make(
+        handler: Handler, listen: str, *, most_message_bytes: int = MOST_MESSAGE_BYTES
+    ) -> Server:
+        if request.param == "grpc":
+            return GrpcServer(handler, listen, most_message_bytes=most_message_bytes)
+        return NativeServer(handler, listen, most_message_bytes=most_message_bytes, watch=counted)
+
+    return make
+
+
 @asynccontextmanager
-async def serving(path: Path, handler: Handler) -> AsyncIterator[Served]:
+async def serving(path: Path, handler: Handler, make: Make) -> AsyncIterator[Served]:
     """Run a server for the length of a block."""
     watched = Watched(handler)
-    server = GrpcServer(watched, f"unix:{path}", most_message_bytes=MOST_MESSAGE_BYTES)
+    server = make(watched, f"unix:{path}")
     await server.start()
     try:
         async with client(path) as channel:
@@ -114,12 +153,12 @@ Serve: TypeAlias = Callable[[Handler], Awaitable[Served]]
 
 
 @pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
+async def serve(tmp_path: Path, make: Make) -> AsyncIterator[Serve]:
     """Return a function that starts a server with a handler; it stops when the test is over."""
     running = []
 
     async def start(handler: Handler) -> Served:
-        context = serving(tmp_path / "ext_proc.sock", handler)
+        context = serving(tmp_path / "ext_proc.sock", handler, make)
         running.append(context)
         return await context.__aenter__()
 

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ext_proc.transport import Stream
 from ext_proc.transport.address import HEALTH_NAMES
-from ext_proc.transport.grpc_aio import GrpcServer
 from tests.protocol.conftest import (
     MEGABYTE,
     MOST_MESSAGE_BYTES,
     PATIENCE_S,
     Call,
+    Make,
     Serve,
     client,
     read,
@@ -417,10 +417,6 @@ def names_in(folder: Path) -> list[str]:
     return [file.name for file in folder.iterdir()]
 
 
-def server_at(listen: str) -> GrpcServer:
-    return GrpcServer(Echo(), listen, most_message_bytes=MEGABYTE)
-
-
 async def test_the_socket_is_for_owner_and_group_only(serve: Serve) -> None:
     """Whoever may connect may read prompts."""
     served = await serve(Echo())
@@ -437,16 +433,18 @@ async def test_a_socket_file_nobody_listens_on_is_replaced(serve: Serve, tmp_pat
     assert b"x" == await exchange(served.process(), b"x")
 
 
-async def test_a_socket_another_server_listens_on_is_refused(serve: Serve) -> None:
+async def test_a_socket_another_server_listens_on_is_refused(serve: Serve, make: Make) -> None:
     """Two servers on one path would leave one of them without a way to it."""
     served = await serve(Echo())
     with pytest.raises(OSError, match=r"another server listens on .*stop it"):
-        await server_at(f"unix:{served.path}").start()
+        await make(Echo(), f"unix:{served.path}").start()
     assert b"x" == await exchange(served.process(), b"x")
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+async def test_a_file_that_is_no_socket_is_left_alone(
+    tmp_path: Path, kind: str, make: Make
+) -> None:
     """It may be anything, a typo in the settings included."""
     path = tmp_path / "precious"
     match kind:
@@ -457,47 +455,47 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, kind: str)
         case _:
             path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError, match="precious exists and is not a socket"):
-        await server_at(f"unix:{path}").start()
+        await make(Echo(), f"unix:{path}").start()
     assert path.is_symlink() or path.exists()
 
 
-async def test_the_folder_of_the_socket_is_made(tmp_path: Path) -> None:
+async def test_the_folder_of_the_socket_is_made(tmp_path: Path, make: Make) -> None:
     """A container's /run is empty at first."""
     path = tmp_path / "a" / "b" / "s"
-    server = server_at(f"unix:{path}")
+    server = make(Echo(), f"unix:{path}")
     await server.start()
     assert path.is_socket()
     await server.drain(0)
 
 
-async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, make: Make) -> None:
     """One that the caller can report."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="Not a directory"):
-        await server_at(f"unix:{tmp_path}/file/s").start()
+        await make(Echo(), f"unix:{tmp_path}/file/s").start()
 
 
-async def test_an_address_in_use_is_an_error() -> None:
+async def test_an_address_in_use_is_an_error(make: Make) -> None:
     """TCP: no second server shares the port silently."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(OSError, match=f"cannot listen on {listen}"):
-            await server_at(listen).start()
+            await make(Echo(), listen).start()
 
 
-async def test_a_path_that_is_too_long_is_an_error(tmp_path: Path) -> None:
+async def test_a_path_that_is_too_long_is_an_error(tmp_path: Path, make: Make) -> None:
     """A Unix socket's path has 107 bytes at most (unix(7))."""
     with pytest.raises(OSError, match="cannot listen on unix:"):
-        await server_at(f"unix:{tmp_path}/{'x' * 107}").start()
+        await make(Echo(), f"unix:{tmp_path}/{'x' * 107}").start()
 
 
 async def test_an_abstract_socket_has_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     """`unix:@name`, as Envoy's pipes write it."""
     monkeypatch.chdir(tmp_path)
     name = tmp_path.name + str(id(tmp_path))
-    server = server_at(f"unix:@{name}")
+    server = make(Echo(), f"unix:@{name}")
     await server.start()
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(f"\0{name}")
@@ -505,11 +503,11 @@ async def test_an_abstract_socket_has_no_file(
     await server.drain(0)
 
 
-async def test_a_tcp_address_serves_too() -> None:
+async def test_a_tcp_address_serves_too(make: Make) -> None:
     """For a server that does not share a file system with its proxy."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    server = server_at(listen)
+    server = make(Echo(), listen)
     await server.start()
     async with grpc.aio.insecure_channel(listen) as channel:
         health = health_pb2_grpc.HealthStub(channel)
