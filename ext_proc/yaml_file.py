@@ -40,6 +40,9 @@ _BOOLEANS: Final = {
     for form in (word, word.upper(), word.capitalize())
 }
 _WHOLE: Final = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+MOST_DIGITS: Final = 32  # no number is longer, and Python reads none of 4,300
+MOST_BYTES: Final = 1 << 20  # as much as a ConfigMap holds; reading it stops a server for a second
+MOST_VALUES: Final = 1_000_000  # aliases written out; Envoy takes 300 bytes for each
 _REAL: Final = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]+)?")
 
 
@@ -122,13 +125,16 @@ class YamlFile:
 
 
 def read_yaml(path: Path | str) -> YamlFile:
-    """Read a file; raise `BadConfig` when it is missing, no YAML, empty or no mapping."""
+    """Read a file; raise `BadConfig` when it is missing, too long, no YAML, empty or no mapping."""
     name = str(path)
     try:
-        raw = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise _refused(name, None, f"expected a readable file, got: {why}") from None
+    if len(raw) > MOST_BYTES:
+        raise _refused(name, None, "expected a file of at most 1 MiB, got a longer one")
     return parse_yaml(name, raw)
 
 
@@ -177,25 +183,35 @@ class _Builder:
 
     name: str
     repeated: list[tuple[Place, int]] = field(default_factory=list)
-    _built: dict[int, Any] = field(default_factory=dict)
+    _built: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """By node: its value, and how many values it is with all its aliases written out."""
     _open: set[int] = field(default_factory=set)
+    _values: int = 0
 
     def build(self, node: yaml.Node, place: Place) -> Any:
         if isinstance(node, yaml.ScalarNode):
+            self._values += 1
             return _scalar(node)
         if id(node) in self._built:
-            return self._built[id(node)]
+            value, values = self._built[id(node)]
+            self._values += values
+            if self._values > MOST_VALUES:
+                line = node.start_mark.line + 1
+                message = f"expected aliases that stand for less than {MOST_VALUES:,} values"
+                raise _refused(self.name, line, f"{message}, got more")
+            return value
         if id(node) in self._open:
             line = node.start_mark.line + 1
             raise _refused(self.name, line, "expected YAML that ends, got an alias inside its own")
         self._open.add(id(node))
-        value: Any
+        before = self._values
+        self._values += 1
         if isinstance(node, yaml.MappingNode):
             value = dict(self._members(node, place))
         else:
             value = [self.build(item, (*place, i)) for i, item in enumerate(node.value)]
         self._open.discard(id(node))
-        self._built[id(node)] = value
+        self._built[id(node)] = value, self._values - before
         return value
 
     def _members(self, node: yaml.MappingNode, place: Place) -> Iterator[tuple[str, Any]]:
@@ -231,7 +247,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
-    if whole := _WHOLE.fullmatch(text):
+    if len(text) <= MOST_DIGITS and (whole := _WHOLE.fullmatch(text)):
         sign, digits = whole.groups()
         octal = len(digits) > 1 and digits.isdigit() and digits.startswith("0")
         number = int(digits, 8 if octal else 0)

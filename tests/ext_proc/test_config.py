@@ -436,6 +436,7 @@ def test_an_address_of_another_form_is_refused(text: str) -> None:
         ("-0x1F", -31),
         ("+5", 5),
         ("09", "09"),
+        ("9" * 5000, "9" * 5000),
         ("0o17", "0o17"),
         ("1_000", "1_000"),
         ("12:30", "12:30"),
@@ -473,6 +474,16 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(BadConfig):
             load(path, {})
+
+
+def test_a_file_of_over_1_mib_is_refused(tmp_path: Path) -> None:
+    """A server that follows the file stands still while it is read."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text("forebay: {profiles: {raw: {}}}\n#".ljust(1 << 20), encoding="utf-8")
+    assert {"raw"} == set(load(path, {}).profiles)
+    path.write_text("forebay: {profiles: {raw: {}}}\n#".ljust((1 << 20) + 1), encoding="utf-8")
+    with pytest.raises(BadConfig, match="expected a file of at most 1 MiB, got a longer one"):
+        load(path, {})
 
 
 def test_bytes_that_are_no_utf_8_are_refused(tmp_path: Path) -> None:
