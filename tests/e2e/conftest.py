@@ -119,6 +119,16 @@ def question() -> str:
     return f"Why is basin {uuid.uuid4().hex} calm?"
 
 
+@pytest.fixture(params=["grpc", "native"])
+def transport(request: pytest.FixtureRequest) -> Edit:
+    """Have the server speak through each of its transports in turn."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        tree["node"]["metadata"]["forebay"]["server"]["transport"] = request.param
+
+    return edit
+
+
 @pytest.fixture
 async def held() -> AsyncIterator[HeldUpstream]:
     """Run an upstream that answers when the test says so."""

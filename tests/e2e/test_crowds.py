@@ -12,7 +12,7 @@ import pytest
 
 from tests.calls import Ask, Caller, ask_for
 from tests.e2e.conftest import Gateways
-from tests.gateway import Gateway
+from tests.gateway import Edit, Gateway
 from tests.held_upstream import HeldUpstream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -69,9 +69,9 @@ async def test_fifteen_hundred_slow_requests_at_once_all_get_their_answers(
 
 
 @pytest.fixture
-def slow(gateways: Gateways, held: HeldUpstream) -> Iterator[Gateway]:
+def slow(gateways: Gateways, held: HeldUpstream, transport: Edit) -> Iterator[Gateway]:
     """Run a gateway whose upstream waits to be told to answer."""
-    with gateways.open(pools=held.pools) as gateway:
+    with gateways.open(pools=held.pools, edit=transport) as gateway:
         yield gateway
 
 

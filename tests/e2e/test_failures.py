@@ -21,7 +21,7 @@ from ext_proc.tools.simulator import Simulator
 from tests.calls import Caller, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
 from tests.exchanges import CHATS
-from tests.gateway import POOLS, Gateway, Upstream, dead_port, free_port, seconds
+from tests.gateway import POOLS, Edit, Gateway, Upstream, dead_port, free_port, seconds
 from tests.held_upstream import HeldUpstream
 
 pytestmark = [
@@ -32,10 +32,6 @@ pytestmark = [
 ]
 CHAT: Final = "openai.chat"
 QUESTION: Final = "Why is the basin calm?"
-
-
-def _long_drain(tree: dict[str, Any]) -> None:
-    tree["node"]["metadata"]["forebay"]["server"]["drain"] = "20s"
 
 
 # --- Forebay was never there ---------------------------------------------------------------------
@@ -92,14 +88,14 @@ def _stream_of(number: int) -> tuple[bytes, str]:
 
 
 async def test_no_request_is_lost_when_forebay_is_killed(
-    gateways: Gateways, upstream: Upstream, http: aiohttp.ClientSession
+    gateways: Gateways, upstream: Upstream, http: aiohttp.ClientSession, transport: Edit
 ) -> None:
     """SIGKILL amid three hundred, half of them streaming, and a hundred more while it is away.
 
     Streams that Forebay reads, streams it has let go, requests it holds, requests to come: each
     gets its whole reply. Started again it works as before.
     """
-    with gateways.open(upstream=upstream) as gateway:
+    with gateways.open(upstream=upstream, edit=transport) as gateway:
         call = Caller(http, gateway.url)
         server = gateway.server
         assert server is not None
@@ -148,13 +144,18 @@ async def test_no_request_is_lost_when_forebay_is_killed(
 
 
 async def test_a_server_that_is_told_to_stop_finishes_what_runs(
-    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
 ) -> None:
     """Not ready at once; a stream and a plain reply under way end whole and are stored; exit 0.
 
     What comes meanwhile passes without it.
     """
-    with gateways.open(pools=held.pools, edit=_long_drain) as gateway:
+
+    def patiently(tree: dict[str, Any]) -> None:
+        transport(tree)
+        tree["node"]["metadata"]["forebay"]["server"]["drain"] = "20s"
+
+    with gateways.open(pools=held.pools, edit=patiently) as gateway:
         call, server = Caller(http, gateway.url), gateway.server
         assert server is not None
         streaming, plain = (ask_for(CHAT, QUESTION, stream=value, seed=value) for value in (1, 0))
