@@ -161,6 +161,33 @@ async def test_a_large_message_passes_both_ways(serve: Serve) -> None:
     assert message == await exchange(served.process(), message)
 
 
+async def test_a_handler_waits_while_the_peer_does_not_read(serve: Serve) -> None:
+    """What is sent to nobody has a bound; all of it arrives once somebody reads."""
+    sent = 0
+    part = bytes(MEGABYTE)
+
+    async def flood(stream: Stream, message: bytes | None) -> None:
+        nonlocal sent
+        if message == b"flood":
+            for _ in range(100):
+                await stream.send(part)
+                sent += 1
+            stream.close()
+        elif message is not None:
+            await stream.send(message)
+
+    served = await serve(flood)
+    call, neighbour = served.process(), served.process()
+    await call.write(b"flood")
+    # A connection that others use tells when a stalled stream has had its turns.
+    for _ in range(50):
+        assert b"x" == await exchange(neighbour, b"x")
+    assert sent < 50
+    assert 100 * MEGABYTE == sum([len(await read(call) or b"") for _ in range(100)])
+    assert await read(call) is None
+    assert 100 == sent
+
+
 async def test_a_message_over_the_limit_ends_its_stream_only(serve: Serve) -> None:
     """Memory has a bound; the neighbours do not notice."""
     handler = Echo()
