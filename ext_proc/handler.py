@@ -38,6 +38,9 @@ class ExtProc:
         session: Session | None = stream.state
         try:
             if message is None:
+                # The session holds the stream. As a circle, every exchange with its body would stay
+                # until the collector comes, and the next one would find no warm memory to use.
+                stream.state = None
                 if session is not None:
                     await session.leave()
                 return
