@@ -1,8 +1,8 @@
 """Carry messages between the proxy and a handler that knows nothing of how they travel.
 
-A filling listens, hands every message of a stream to `handler(stream, message)` in order, and tells
+A transport listens, hands every message of a stream to `handler(stream, message)` in order, and tells
 the handler once, with None, that the stream is over. A stream whose handler waits holds up no
-other. `grpc_aio` is the first filling. A server also answers `grpc.health.v1` for its names.
+other. There are two: `grpc_aio` and `native`. Both answer `grpc.health.v1` for their names.
 """
 
 from __future__ import annotations
