@@ -1,7 +1,7 @@
 """Carry messages between the proxy and a handler that knows nothing of how they travel.
 
-A transport listens, hands every message of a stream to `handler(stream, message)` in order, and tells
-the handler once, with None, that the stream is over. A stream whose handler waits holds up no
+A transport listens, hands every message of a stream to `handler(stream, message)` in order, and
+tells the handler once, with None, that the stream is over. A stream whose handler waits holds up no
 other. There are two: `grpc_aio` and `native`. Both answer `grpc.health.v1` for their names.
 """
 
