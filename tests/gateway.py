@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -32,6 +33,7 @@ from ext_proc.yaml_file import read_yaml
 
 SHIPPED: Final = Path(__file__).parents[1] / "envoy" / "forebay.yaml"
 POOLS: Final = ("full", "best_effort")
+PIPE_BYTES: Final = 1 << 20  # thousands of lines: what finds the pipe full is lost
 PATIENCE_S: Final = 20.0  # for what takes milliseconds on a machine that does nothing else
 # Below the range from which the kernel takes ports for outgoing connections, so that a server that
 # is started again finds its port free.
@@ -116,6 +118,7 @@ class Program:
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
+        fcntl.fcntl(self.process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._readers: Final = [
             out.read(self.process.stdout),
             (errors or out).read(self.process.stderr),
@@ -320,7 +323,8 @@ class Gateway:
         while (metrics := self.metrics())["forebay_in_flight"]:
             assert time.monotonic() < until, f"{metrics['forebay_in_flight']:g} are in flight"
         ended = sum(v for name, v in metrics.items() if name.startswith("forebay_requests_total{"))
-        self.server_log.wait_for(is_exchange, mark=self._served_from, count=int(ended))
+        written = int(ended - metrics["forebay_log_lines_lost"])
+        self.server_log.wait_for(is_exchange, mark=self._served_from, count=written)
 
     @contextlib.contextmanager
     def watch(self, exchanges: int = 1) -> Iterator[Seen]:
