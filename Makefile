@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-wheel bench jaeger pins clean
+	test test-unit test-contract test-protocol test-e2e test-native test-wheel fuzz bench jaeger pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -105,6 +105,13 @@ test-protocol: $(VENV)/.dev ## The real server, conversations replayed
 
 test-e2e: $(VENV)/.dev ## Real Envoy, clients, Redis and Jaeger
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
+
+test-native: $(VENV)/.dev ## The end-to-end tests on the native transport
+	@FOREBAY_TEST_TRANSPORT=native $(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
+
+fuzz: $(VENV)/.dev ## Feed the native transport any bytes for a minute (ARGS="-max_total_time=600")
+	@$(PIP) install -c .ci/constraints.txt -e '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz.native_http2 -max_total_time=60 -print_final_stats=1 $(ARGS)
 
 test-wheel: $(VENV)/.dev ## Every test against the built wheel, in an environment of its own
 	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/test-wheel $(VENV) $(ARGS)
