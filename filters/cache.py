@@ -135,7 +135,11 @@ class CacheFilter(Filter[CacheConfig]):
         if body is None:
             exchange.note("cache.skip", "incomplete")
             return
-        reply = exchange.dialect.read_reply(parse(body))
+        plain = parse(body)
+        if isinstance(plain, dict) and plain.get("error"):  # some send it behind half an answer
+            exchange.note("cache.skip", "error")
+            return
+        reply = exchange.dialect.read_reply(plain)
         usage = reply.usage or Usage(output=len(reply.text.encode()) // BYTES_PER_TOKEN)
         if reply.finish is not Finish.STOP or reply.has_tool:
             exchange.note("cache.skip", str(reply.finish))

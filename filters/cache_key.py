@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from blake3 import blake3
 
-from filters.api import Exchange
+from filters.api import Exchange, Role
 from filters.bounds import is_too_much
 from filters.document import Json, Path
 from filters.segments import edit_prose
@@ -72,7 +72,12 @@ def _variant_query(path: str) -> list[tuple[str, str]]:
 def _normalised(exchange: Exchange) -> dict[str, Json]:
     """Return the body with white space folded in prose and without its delivery members."""
     document = exchange.prompt.document
-    texts = {text.path: text.value for turn in exchange.prompt.turns() for text in turn.texts}
+    texts = {
+        text.path: text.value
+        for turn in exchange.prompt.turns()
+        for text in turn.texts
+        if text.role is not Role.TOOL  # a program's: its lines may be a list of names
+    }
     folded: dict[Path, Json] = {}
     if not is_too_much(texts.values()):  # else they count as they stand
         for path, value in texts.items():

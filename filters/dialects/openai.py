@@ -143,6 +143,8 @@ def assemble(events: Iterable[Event], choice_type: Callable[[], Choice], kind: s
             if event.data == DONE:
                 done = True
             elif event.data:
+                if done or event.name == "error":  # not what a complete stream has
+                    return None
                 _gather(parse_or_none(event.data), envelope, choices, choice_type)
         whole = [choices[index].whole(index) for index in range(len(choices))]
     except (Unfit, KeyError):

@@ -183,10 +183,11 @@ def test_embeddings_are_deterministic() -> None:
         (answer("openai.chat").replace(b'"stop"', b"null"), "None"),
         (answer("openai.chat", tokens=257), "tokens"),
         (without_usage(answer("openai.chat", "word " * 300)), "tokens"),
+        (answer("openai.chat")[:-1] + b',"error":{"message":"overloaded"}}', "error"),
     ],
 )
 def test_what_is_no_whole_short_answer_is_not_kept(reply: bytes, why: str) -> None:
-    """Cut, filtered, unfinished and long answers would be wrong or wasteful the second time."""
+    """Cut, filtered, unfinished, failed and long answers are wrong or wasteful a second time."""
     gateway = Gateway()
     exchange = ask("openai.chat", "why?")
     gateway.send(exchange, reply)

@@ -48,6 +48,17 @@ def test_white_space_in_code_counts(one: str, other: str) -> None:
     assert key(question=one) != key(question=other)
 
 
+def test_white_space_in_a_tools_result_counts() -> None:
+    """Names that stand one a line are not prose."""
+
+    def of(result: str) -> bytes:
+        messages = [{"role": "tool", "tool_call_id": "1", "content": result}]
+        body = encode({"model": "m", "messages": messages})
+        return cache_key(exchange_of("openai.chat", body, "/v1/chat/completions"))
+
+    assert of("my file\nyours") != of("my\nfile yours")
+
+
 @pytest.mark.parametrize("dialect", CHATS)
 def test_streaming_does_not_count(dialect: str) -> None:
     """How an answer is delivered does not change it."""

@@ -154,6 +154,15 @@ def test_a_stream_with_a_hole_assembles_to_nothing(odd: Any) -> None:
     assert assemble(head, tail, odd) is None
 
 
+def test_an_error_event_and_what_follows_the_end_assemble_to_nothing() -> None:
+    """Whatever the data says; a comment behind the end says nothing."""
+    data = encode(chunk("stop", content="a"))
+    whole = [Event(b"", "", data), Event(b"", "", b"[DONE]")]
+    assert OPENAI_CHAT.assemble([*whole, Event(b": bye")]) is not None
+    assert OPENAI_CHAT.assemble([Event(b"", "error", b'{"message":"x"}'), *whole]) is None
+    assert OPENAI_CHAT.assemble([*whole, Event(b"", "", data)]) is None
+
+
 def test_a_stream_without_its_last_word_assembles_to_nothing() -> None:
     """Neither a finish reason without `[DONE]` nor the reverse will do."""
     assert assemble(chunk(content="a"), chunk("stop"), done=False) is None
