@@ -76,6 +76,8 @@ class Local:
 def parse_target(option: str, url: str) -> Target:
     """Read a URL; raise `ConfigError` naming the option that it was given for."""
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError(option, "expected a URL without a credential: clients send their own")
     try:
         port = parts.port
     except ValueError:

@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import errno
 import gzip
 import signal
 import zlib
@@ -55,6 +56,7 @@ BODY_BYTES: Final = 256 << 20  # more than any gateway lets through, less than a
 HEADER_BYTES: Final = 64 << 10  # Envoy's own limit is 60 KiB; `x-test-sse` needs the room
 KEPT_REQUESTS: Final = 1_000
 KEPT_ATTEMPTS: Final = 10_000
+MOST_PORT: Final = 65_535
 IDLE_S: Final = 3_600.0  # longer than proxies keep idle connections, so that they close first
 STOP_S: Final = 0.1  # streams are cut when the simulator ends, as when a replica dies
 BACKLOG: Final = 4_096  # a burst of clients that find it full try again only after a second
@@ -438,6 +440,8 @@ class Simulator:
         return f"http://{HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
+        if self._first_port + len(self.replicas) - 1 > MOST_PORT:  # the next would be 0, 1, 2
+            raise OSError(errno.EADDRNOTAVAIL, "there is no port above 65,535")
         for index, replica in enumerate(self.replicas):
             server = web.Server(
                 replica.handle,

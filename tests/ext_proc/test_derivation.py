@@ -173,6 +173,13 @@ def test_what_names_no_server_is_refused(url: str) -> None:
         parse_target("--upstream", url)
 
 
+def test_a_credential_in_a_url_is_refused_and_not_shown() -> None:
+    """It would be sent to nobody."""
+    with pytest.raises(ConfigError, match="expected a URL without a credential") as no:
+        parse_target("--upstream", "https://user:secret@a.test")
+    assert "secret" not in str(no.value)
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

@@ -671,6 +671,12 @@ async def test_a_taken_port_is_an_os_error(simulator: Simulator) -> None:
         await taken.__aenter__()
 
 
+async def test_a_row_of_ports_ends_at_the_last_one() -> None:
+    """Else a replica would come to listen on port 1."""
+    with pytest.raises(OSError, match="there is no port above 65,535"):
+        await Simulator(port=65_535, replicas=2).__aenter__()
+
+
 # --- Engine --------------------------------------------------------------------------------------
 
 
