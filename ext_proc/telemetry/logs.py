@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import select
@@ -9,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -27,6 +28,7 @@ LEVELS: Final = {
     "WARNING": logging.WARNING,
     "ERROR": logging.ERROR,
 }
+PIPE_BYTES: Final = 1024 * 1024  # 2,000 lines: what a burst writes while its reader is busy
 MOST_FRAMES: Final = 8  # the innermost ones say where an error came from
 Fields: TypeAlias = MutableMapping[str, Any]
 Processor: TypeAlias = Callable[[Any, str, Fields], Any]
@@ -122,6 +124,8 @@ def _poll(stream: BinaryIO) -> select.poll | None:
         number = stream.fileno()
     except (OSError, ValueError):
         return None
+    with suppress(OSError):  # no pipe, or more than this user may have
+        fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     poll = select.poll()
     poll.register(number, select.POLLOUT)
     return poll
