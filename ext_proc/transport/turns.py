@@ -24,6 +24,7 @@ _enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of
 _leave: Final[Any] = tasks._leave_task  # noqa: SLF001
 _register: Final[Any] = tasks._register_task  # noqa: SLF001
 _unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001
+_BARE: Final = contextvars.Context()  # the turn's own is entered by the turn
 
 
 class Turn(asyncio.Future[None]):
@@ -54,7 +55,7 @@ class Turn(asyncio.Future[None]):
         self.stream = stream
         self._work = work
         self._context = contextvars.copy_context()
-        return self._advance(self._context.run, work.send, None)
+        return self._advance(work.send, None)
 
     def forget(self) -> None:
         """Hold on to nothing of the last call."""
@@ -62,13 +63,14 @@ class Turn(asyncio.Future[None]):
 
     def step(self, error: BaseException | None) -> bool:
         """Go on with the outcome of what was waited for; return whether it is over."""
-        over = self._advance(*((self._work.throw, error) if error else (self._work.send, None)))
+        work = self._work
+        over = self._advance(work.throw, error) if error else self._advance(work.send, None)
         if over:
             _unregister(self)
             self.set_result(None)
         return over
 
-    def _advance(self, call: Callable[..., Any], *arguments: Any) -> bool:
+    def _advance(self, call: Callable[[Any], Any], argument: BaseException | None) -> bool:
         loop = self._home
         outer = None
         try:
@@ -78,7 +80,7 @@ class Turn(asyncio.Future[None]):
             _leave(loop, outer)
             _enter(loop, self)
         try:
-            waited = call(*arguments)
+            waited = self._context.run(call, argument)
         except (StopIteration, asyncio.CancelledError):
             return True
         except Exception as raised:  # noqa: BLE001 - whoever started the turn is told
@@ -98,13 +100,13 @@ class Turn(asyncio.Future[None]):
             _register(self)
         loop = self._home
         if waited is None:  # a bare yield, as of `asyncio.sleep(0)`
-            loop.call_soon(self._wake, None, context=self._context)
+            loop.call_soon(self._wake, None, context=_BARE)
         elif not getattr(waited, "_asyncio_future_blocking", None) or waited.get_loop() is not loop:
             wrong = RuntimeError(f"expected an await of a future of this loop, got {waited!r}")
-            loop.call_soon(self._resume, self, wrong, context=self._context)
+            loop.call_soon(self._resume, self, wrong, context=_BARE)
         else:
             waited._asyncio_future_blocking = False  # noqa: SLF001 - how a future is told
-            waited.add_done_callback(self._wake, context=self._context)
+            waited.add_done_callback(self._wake, context=_BARE)
             self._waited_for = waited
             if self._must_cancel and waited.cancel():
                 self._must_cancel = False

@@ -37,6 +37,7 @@ _OF_PROTOCOL: Final = frozenset({b"te", b"content-type", b"content-length", b"gr
 # A literal that is not indexed, with a name of its own, Huffman-coded: as Envoy writes it.
 _TRACE_NAME: Final = b"\x00\x88" + bytes.fromhex("4d83216b1d85a93f")
 _TRACE_KEY: Final = "traceparent"
+_TRACE_BYTES: Final = b"-0123456789abcdef"
 
 
 class Status(IntEnum):
@@ -140,11 +141,11 @@ class RequestReader:
         known = self._untraced.get(block[:at] + block[end:])
         if known is None or known[0] != at or end > len(block):
             return None
-        value = unpack(block[value_at:end]).decode("latin-1")
-        if not (value.isascii() and value.replace("-", "").isalnum()):
+        value = unpack(block[value_at:end])
+        if value.translate(None, _TRACE_BYTES):
             return None  # none that W3C knows: it is read with care
         metadata = known[2].copy()
-        metadata[_TRACE_KEY] = value
+        metadata[_TRACE_KEY] = value.decode()
         return known[1], metadata
 
     def _remember(self, block: bytes, fields: Fields, call: Call) -> None:
