@@ -20,7 +20,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
-from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from ext_proc._pb import ext_proc_pb2 as pb
@@ -304,7 +303,6 @@ class Way(enum.StrEnum):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", Way)
-@tries(deadline=None)  # the first draw compiles the strategy
 @given(data=st.data())
 def test_what_we_encode_the_full_api_decodes_to_equal_values(way: Way, data: st.DataObject) -> None:
     """Every message that our classes write reads the same in Envoy's."""
@@ -315,7 +313,6 @@ def test_what_we_encode_the_full_api_decodes_to_equal_values(way: Way, data: st.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", Way)
-@tries(deadline=None)  # the first draw compiles the strategy
 @given(data=st.data())
 def test_what_the_full_api_encodes_we_decode_to_equal_values(way: Way, data: st.DataObject) -> None:
     """Every message within the subset that Envoy's classes write reads the same in ours."""

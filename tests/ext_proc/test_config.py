@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
+import yaml
 
 from ext_proc.config import (
     MemorySettings,
@@ -26,7 +26,7 @@ from ext_proc.config import (
     read_settings,
 )
 from ext_proc.settings_reader import Secret
-from ext_proc.yaml_file import BadConfig, parse_yaml, read_yaml
+from ext_proc.yaml_file import BadConfig, Loader, parse_yaml, read_yaml
 from filters.api import Config, Filter, Quality
 from filters.cache import CacheConfig, CacheFilter
 from filters.clean import CleanConfig, CleanFilter
@@ -167,20 +167,13 @@ def test_only_a_profile_must_be_given() -> None:
 
 def test_the_block_is_found_in_envoys_file() -> None:
     """Under `node.metadata`, which Envoy passes on and does not read."""
-    settings = load(SHIPPED, {})
-    assert ["default", "faq", "chat", "documents", "batch", "medical", "raw"] == list(
-        settings.profiles
-    )
+    block = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["node"]["metadata"]["forebay"]
+    assert list(block["profiles"]) == list(load(SHIPPED, {}).profiles)
 
 
-def test_the_shipped_file_is_read_in_under_50_ms() -> None:
-    """The best of five, for the machine may be busy."""
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        load(SHIPPED, {})
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.05
+def test_files_are_read_by_libyaml() -> None:
+    """It takes a tenth of the time, and the server reads its file again whenever it changes."""
+    assert yaml.CSafeLoader is Loader
 
 
 def test_filters_run_in_their_own_order_whatever_the_file_says() -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client import Counter
@@ -438,7 +438,6 @@ def test_the_first_token_and_the_gaps_are_timed_where_they_are_seen(books: Books
     assert pytest.approx(0.04) == books.value("inter_token_seconds_sum", **labels)
 
 
-@settings(deadline=None)  # the machine may pause for longer than an example takes
 @given(st.lists(st.integers(0, 20_000_000_000), min_size=1))
 def test_gaps_fall_into_the_buckets_that_hold_them(gaps_ns: list[int]) -> None:
     """A bucket counts all values up to its bound, as Prometheus has it."""
@@ -578,7 +577,6 @@ def test_a_malformed_traceparent_is_none(text: str | None) -> None:
     assert parse_traceparent(text) is None
 
 
-@settings(deadline=None)  # the machine may pause for longer than an example takes
 @given(st.text())
 def test_no_text_breaks_the_reading_of_a_traceparent(text: str) -> None:
     """Any client can send any text."""

@@ -86,7 +86,7 @@ def check(parts: list[bytes], cuts: list[int]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(LAWFUL, max_size=25), st.lists(st.integers(0, 10_000), max_size=8))
 def test_lawful_frames_may_be_cut_and_interleaved_anywhere(
     parts: list[bytes], cuts: list[int]
@@ -96,7 +96,7 @@ def test_lawful_frames_may_be_cut_and_interleaved_anywhere(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ANY, max_size=15), st.lists(st.integers(0, 10_000), max_size=8))
 def test_anything_at_all_may_be_cut_anywhere(parts: list[bytes], cuts: list[int]) -> None:
     """Garbage between frames too: no exception, and the same end."""

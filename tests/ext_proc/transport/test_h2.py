@@ -288,5 +288,5 @@ class Exchanges(RuleBasedStateMachine):
         assert not client.peer.connection.queued
 
 
-Exchanges.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Exchanges.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestExchanges = pytest.mark.slow(Exchanges.TestCase)
