@@ -63,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser(next((word for word in words if not word.startswith("-")), ""))
-    arguments = parser.parse_args(words)
+    arguments, strange = parser.parse_known_args(words)
+    if strange:  # `parse_args` would name the help of `forebay` alone
+        refuse = parser.error if arguments.command is None else arguments.refuse
+        refuse(f"unrecognized arguments: {' '.join(strange)}")
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE
@@ -143,5 +146,5 @@ def _parser(chosen: str) -> Parser:
         if name == chosen:
             module = importlib.import_module(f"ext_proc.tools.{command.module}")
             module.add_arguments(below)
-            below.set_defaults(run=module.run)
+            below.set_defaults(run=module.run, refuse=below.error)
     return parser

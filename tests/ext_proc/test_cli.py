@@ -93,6 +93,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "--rate", "-1"], 'expected a number from 0 on, got "-1"'),
         (["simulate", "--replicas", "0"], 'expected a whole number from 1 on, got "0"'),
         (["up", "--upstream"], "expected one argument (see forebay up --help)"),
+        (["up", "--bogus"], "forebay up: unrecognized arguments: --bogus (see forebay up --help)"),
+        (["--bogus"], "forebay: unrecognized arguments: --bogus (see forebay --help)"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(
