@@ -121,10 +121,22 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
         elif name in local.replicas:
             _lead(cluster, [_address("127.0.0.1", port) for port in local.replicas[name]])
     if local.upstream is not None:
+        for pool in block.get("pools", {}).values():
+            pool.pop("quality", None)  # one server serves them all: none is less than another
         for route in _routes(tree):
             _send_to(route, clusters, local.upstream)
     _trace(tree, local.otlp)
     return tree
+
+
+def rewrites(tree: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Return by route name what a path begins with, and what Envoy puts in its place."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for route in _routes(tree):
+        prefix, instead = route["match"].get("prefix"), route["route"].get("prefix_rewrite")
+        if prefix and instead:
+            found.setdefault(route.get("name", ""), []).append((prefix, instead))
+    return found
 
 
 def _address(host: str, port: int) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -29,7 +30,8 @@ from rich.text import Text
 
 from ext_proc.config import MemorySettings, Settings, read_settings
 from ext_proc.tools.arguments import port
-from ext_proc.tools.derivation import Local, Target, derive, parse_target
+from ext_proc.tools.check import ask_envoy
+from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
 from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
@@ -42,6 +44,8 @@ REPLICAS: Final = {"full": 2, "best_effort": 1}  # a pool of another name has on
 ENVOY_DRAIN_S: Final = 1
 ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after they were made
 WATCH_S: Final = 1.0
+KNOCK_S: Final = 1.0  # who has not taken a connection by then is said not to answer
+REDIS_PORT: Final = 6379  # redis-py's, for a URL without one
 QUESTION: Final = "What is a forebay?"
 OTHER_QUESTION: Final = "Why should water be calm before a turbine?"  # not kept yet: it streams
 
@@ -73,8 +77,10 @@ async def _run(arguments: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop.set)
     with run_folder() as folder:
         plan = _plan(arguments, folder)
+        terminal.rewrites = plan.rewrites
         supervisor = Supervisor(_children(plan, terminal), terminal.say)
         watch = asyncio.create_task(_follow(plan, terminal))
+        doubts = asyncio.create_task(find_doubts(plan.settings, plan.local.upstream))
         try:
             with terminal.progress(
                 ["server", "envoy", *(["upstream"] if plan.pools else [])]
@@ -86,11 +92,17 @@ async def _run(arguments: argparse.Namespace) -> int:
                     start.cancel()
                     await asyncio.gather(start, return_exceptions=True)
                     return 0
-                await start
+                try:
+                    await start
+                except ConfigError as error:
+                    raise await _in_envoys_words(error, plan) from None
             terminal.welcome(plan)
+            for doubt in await doubts:
+                terminal.say(doubt)
             await stopped
         finally:
             watch.cancel()
+            doubts.cancel()
             await supervisor.stop()
     terminal.say("stopped")
     return 0
@@ -113,6 +125,8 @@ class Plan:
     env: Mapping[str, str]
     """For the server: where answers are kept and traces go, without which it reads the file."""
     verbose: bool
+    rewrites: Mapping[str, Sequence[tuple[str, str]]]
+    """See `ext_proc.tools.derivation.rewrites`."""
 
     @property
     def url(self) -> str:
@@ -156,9 +170,10 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
         otlp=otlp,
     )
     derived = folder / "forebay.yaml"
-    plan = Plan(source, derived, settings, local, pools, envoy, env, arguments.verbose)
-    _write(plan, file, settings)
-    return plan
+    tree = derive(file, settings, local)
+    _write(derived, tree)
+    verbose = arguments.verbose
+    return Plan(source, derived, settings, local, pools, envoy, env, verbose, rewrites(tree))
 
 
 def _settings(file: YamlFile, env: Mapping[str, str]) -> Settings:
@@ -178,12 +193,11 @@ def _as_option(error: BadConfig, arguments: argparse.Namespace) -> ConfigError:
     return ConfigError(option, error.message) if option else error
 
 
-def _write(plan: Plan, file: YamlFile, settings: Settings) -> None:
+def _write(derived: Path, tree: Mapping[str, Any]) -> None:
     """Write the derived configuration, whole or not at all."""
-    tree = derive(file, settings, plan.local)
-    draft = plan.derived.with_suffix(".draft")
+    draft = derived.with_suffix(".draft")
     draft.write_text(json.dumps(tree, indent=1, ensure_ascii=False))
-    draft.replace(plan.derived)
+    draft.replace(derived)
 
 
 def _open_port(option: str, host: str, number: int) -> int:
@@ -197,6 +211,40 @@ def _open_port(option: str, host: str, number: int) -> int:
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
         raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
     return number
+
+
+# --- Whom it will need ----------------------------------------------------------------------------
+
+
+async def find_doubts(settings: Settings, upstream: Target | None) -> list[str]:
+    """Return a sentence for each server elsewhere that takes no connection.
+
+    The gateway starts all the same: it goes on without Redis, and a model server may come later.
+    """
+    knocks: dict[str, Awaitable[bool]] = {}
+    if not isinstance(settings.store, MemorySettings):
+        text = f"Redis at {_store(settings)} does not answer: answers are not kept until it does"
+        url = urlsplit(settings.store.url)
+        if url.scheme == "unix":
+            knocks[text] = _opens(asyncio.open_unix_connection(url.path))
+        else:
+            host, number = url.hostname or LOOPBACK, url.port or REDIS_PORT
+            knocks[text] = _opens(asyncio.open_connection(host, number))
+    if upstream is not None:
+        text = f"{_url(upstream)} does not answer: requests end in 503 until it does"
+        knocks[text] = _opens(asyncio.open_connection(upstream.host, upstream.port))
+    opened = await asyncio.gather(*knocks.values())
+    return [text for text, good in zip(knocks, opened, strict=True) if not good]
+
+
+async def _opens(connecting: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> bool:
+    try:
+        async with asyncio.timeout(KNOCK_S):
+            _, writer = await connecting
+    except (OSError, TimeoutError, UnicodeError):  # the last: a name that DNS cannot hold
+        return False
+    writer.close()
+    return True
 
 
 # --- The programs --------------------------------------------------------------------------------
@@ -245,6 +293,22 @@ def _children(plan: Plan, terminal: Terminal) -> list[Child]:
     return children
 
 
+async def _in_envoys_words(error: ConfigError, plan: Plan) -> ConfigError:
+    """Return what Envoy has against the file, if it is Envoy that did not start, and for that.
+
+    What it logs at a start is cut and speaks of the derived file; asked to validate the source, it
+    says all of it.
+    """
+    if error.path != "envoy":
+        return error
+    found = await asyncio.to_thread(ask_envoy, read_yaml(plan.source), plan.envoy)
+    more = f"see forebay check {shlex.quote(str(plan.source))}"
+    refusals = [problem for problem in found if not problem.warning]
+    if not refusals:
+        return error
+    return BadConfig(tuple(replace(one, message=f"{one.message}; {more}") for one in refusals))
+
+
 async def _follow(plan: Plan, terminal: Terminal) -> None:
     """Derive again when the source changes; the server reads its part, Envoy's needs a restart."""
     seen = _stamp(plan.source)
@@ -255,7 +319,7 @@ async def _follow(plan: Plan, terminal: Terminal) -> None:
         seen = stamp
         try:
             file = read_yaml(plan.source)
-            _write(plan, file, _settings(file, plan.env))
+            _write(plan.derived, derive(file, _settings(file, plan.env), plan.local))
         except ConfigError as error:
             terminal.say(f"{plan.source} is not taken: {str(error).splitlines()[0]}")
         else:
@@ -283,6 +347,7 @@ class Terminal:
         self._verbose: Final = verbose
         self._console: Final = Console(highlight=False)
         self._began: Final = time.monotonic()
+        self.rewrites: Mapping[str, Sequence[tuple[str, str]]] = {}
 
     def say(self, text: str) -> None:
         """Write one sentence."""
@@ -292,7 +357,7 @@ class Terminal:
         """Show a request, and with --verbose whatever else a program writes."""
         if name == "envoy" and line.startswith("{"):
             with contextlib.suppress(ValueError):
-                self._print(request_line(json.loads(line)))
+                self._print(request_line(json.loads(line), self.rewrites))
                 return
         if self._verbose:
             self._print(Text.assemble((f"{name:8} ", _COLOURS[name]), line))
@@ -358,14 +423,15 @@ def tries(url: str, profiles: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def request_line(entry: Mapping[str, Any]) -> Text:
+def request_line(
+    entry: Mapping[str, Any], rewrites: Mapping[str, Sequence[tuple[str, str]]]
+) -> Text:
     """Put one entry of Envoy's access log into words: method, path, status, cache, quality, ms."""
     status = int(entry.get("status") or 0)
     style = "green" if 200 <= status < 400 else "yellow" if status < 500 and status else "red"
     cache, quality = str(entry.get("x_cache", "-")), str(entry.get("x_model_quality", "-"))
     profile = entry.get("profile") or entry.get("route", "")
-    # Envoy logs the path as it went on: without the profile's prefix if it went upstream.
-    path = str(entry.get("path", "-")).removeprefix(f"/p/{profile}")
+    path = _asked(str(entry.get("path", "-")), rewrites.get(str(entry.get("route")), ()))
     parts: list[str | tuple[str, str]] = [
         f"{entry.get('method', '-'):4} {path}  ",
         (str(status or "gone"), style),
@@ -378,6 +444,16 @@ def request_line(entry: Mapping[str, Any]) -> Text:
     if status >= 500 or not status:
         parts.append((f"  {entry.get('details', '')}", "red"))
     return Text.assemble(*parts)
+
+
+def _asked(path: str, rewrites: Sequence[tuple[str, str]]) -> str:
+    """Return the path that the client asked for; Envoy logs it as it went upstream, if it did."""
+    if any(path.startswith(prefix) for prefix, _ in rewrites):
+        return path
+    for prefix, instead in rewrites:
+        if path.startswith(instead):
+            return prefix + path.removeprefix(instead)
+    return path
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
@@ -398,10 +474,14 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _upstream(target: Target | None, pools: Mapping[str, Sequence[int]]) -> str:
     if target is not None:
-        return f"{'https' if target.tls else 'http'}://{target.authority}{target.path}"
+        return f"{_url(target)}, for every pool"
     return "simulated: " + ", ".join(
         f"{name} on {', '.join(map(str, row))}" for name, row in pools.items()
     )
+
+
+def _url(target: Target) -> str:
+    return f"{'https' if target.tls else 'http'}://{target.authority}{target.path}"
 
 
 def _store(settings: Settings) -> str:

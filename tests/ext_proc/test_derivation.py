@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ext_proc.config import Settings, read_settings
-from ext_proc.tools.derivation import Local, Target, derive, parse_target
+from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
 from ext_proc.yaml_file import YamlFile, parse_yaml, read_yaml
+from filters.api import Quality
 from filters.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "envoy" / "forebay.yaml"
@@ -135,6 +136,22 @@ def test_an_upstream_serves_every_pool() -> None:
     for _, action in actions(tree):
         to_pool = action.get("cluster") != "forebay_admin"
         assert (action.get("host_rewrite_literal") == "api.example.test") is to_pool
+
+
+def test_an_upstream_is_no_less_for_one_pool_than_for_another() -> None:
+    """One server serves them all: no reply may say that it came from a lesser one."""
+    tree = derived(replace(LOCAL, upstream=Target("a.test", 443, tls=True)))
+    pools = settings_of(parse_yaml("derived", json.dumps(tree))).pools
+    assert {"full": Quality.FULL, "best_effort": Quality.FULL} == {
+        name: pool.quality for name, pool in pools.items()
+    }
+
+
+def test_rewritten_paths_are_known_by_their_routes() -> None:
+    """What was asked for can be told of what went upstream."""
+    tree = derived(replace(LOCAL, upstream=Target("a.test", 443, tls=True, path="/b")))
+    assert [("/v1/", "/b/v1/"), ("/v1beta/", "/b/v1beta/")] == rewrites(tree)["default"]
+    assert [("/p/faq/", "/")] == rewrites(derived())["faq.chosen"]
 
 
 def test_an_upstreams_path_comes_before_the_requests() -> None:
