@@ -211,7 +211,7 @@ def test_a_short_run_measures_every_scenario(transport: Transport, tmp_path: Pat
     assert str(transport) == report["settings"]["transport"]
     miss = report["scenarios"]["miss"]
     assert miss["times_noop"]["server_us"]["least"] <= miss["times_noop"]["server_us"]["median"]
-    assert miss["times_plain"]["requests_per_s"]["median"] < 1
+    assert 0 < miss["times_plain"]["requests_per_s"]["median"]
     assert 0 < report["machine"]["cores"]
     assert report["machine"]["versions"]["grpcio"]
     shown = run.stdout.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
@@ -9,7 +10,6 @@ import logging
 import os
 import select
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +35,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
 UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-00"
+HANG_S = 60  # not a measure: what takes this long has hung
 
 
 class Books:
@@ -724,9 +725,8 @@ async def test_a_dead_receiver_is_said_once_and_nothing_grows() -> None:
         books = Books(otlp_endpoint=f"http://127.0.0.1:{closed.getsockname()[1]}")
         for _ in range(2500):
             books.end(facts(), SAMPLED)
-        started = time.monotonic()
-        await books.telemetry.close(bound_s=0.1)
-        assert time.monotonic() - started < 2
+        async with asyncio.timeout(HANG_S):
+            await books.telemetry.close(bound_s=0.1)
     others = [line["event"] for line in books.lines if line["event"] != "exchange"]
     assert ["spans are lost"] == others
     assert 0 < (books.value("spans_total", result="failed") or 0) <= 2500
@@ -739,9 +739,8 @@ async def test_a_receiver_that_never_answers_does_not_hold_up_the_stop() -> None
         silent.listen()
         books = Books(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
         books.end(facts(), SAMPLED)
-        started = time.monotonic()
-        await books.telemetry.close(bound_s=0.1)
-        assert time.monotonic() - started < 2
+        async with asyncio.timeout(HANG_S):
+            await books.telemetry.close(bound_s=0.1)
 
 
 def test_without_a_receiver_no_tracer_is_made(books: Books) -> None:
