@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 LARGEST_EVENT_BYTES: Final = 8 * 1024 * 1024  # far above any model's event; bounds what is kept
+# A model's event has 50 bytes at least. A stream of shorter ones than these, beyond the first, is
+# none of a model's: a megabyte of empty lines would be looked at for ten seconds.
+SMALLEST_EVENT_BYTES: Final = 32
+MOST_SMALL_EVENTS: Final = 1_000
+_CREDIT_BYTES: Final = MOST_SMALL_EVENTS * SMALLEST_EVENT_BYTES
+_SLICE_BYTES: Final = 4_096  # cut between two looks at that
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +44,28 @@ class _Cutter(ABC):
     Every byte is scanned once, however small the chunks: `_at` is where scanning goes on.
     """
 
-    __slots__ = ("_at", "_largest", "_rest", "_transparent")
+    __slots__ = ("_at", "_credit", "_largest", "_rest", "_transparent")
 
     def __init__(self, largest: int = LARGEST_EVENT_BYTES) -> None:
         """Keep at most `largest` bytes; an event above that makes the framer transparent.
 
-        A transparent framer passes the rest of the stream on as it comes, as events without data.
+        So do a great many small ones. A transparent framer passes the rest of the stream on as it
+        comes, as events without data.
         """
         self._largest: Final = largest
         self._rest = bytearray()
         self._at = 0
         self._transparent = False
+        self._credit = _CREDIT_BYTES
+        """How many bytes may still be missing from events that are too small."""
 
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes and return the events they complete."""
         if self._transparent:
             return [Event(data)] if data else []
+        if len(data) > _SLICE_BYTES:
+            slices = range(0, len(data), _SLICE_BYTES)
+            return [event for at in slices for event in self.feed(data[at : at + _SLICE_BYTES])]
         rest = self._rest
         buffer: bytes | bytearray = data
         if rest:
@@ -61,9 +73,12 @@ class _Cutter(ABC):
             buffer = rest
         events: list[Event] = []
         start, readable = self._cut(buffer, events)
-        if not readable or len(buffer) - start > self._largest:
+        credit = self._credit + len(data) - len(events) * SMALLEST_EVENT_BYTES
+        self._credit = min(credit, _CREDIT_BYTES)
+        if not readable or credit < 0 or len(buffer) - start > self._largest:
             self._transparent = True
-            events.append(Event(bytes(buffer[start:])))
+            if start < len(buffer):
+                events.append(Event(bytes(buffer[start:])))
             self._rest = bytearray()
         elif rest:
             del rest[:start]

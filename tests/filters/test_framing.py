@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.framing import Event, Framer, JsonArrayFramer, SseFramer
+from filters.framing import MOST_SMALL_EVENTS, Event, Framer, JsonArrayFramer, SseFramer
 
 BOM = b"\xef\xbb\xbf"
 
@@ -265,6 +265,33 @@ def test_an_event_over_the_bound_makes_the_framer_transparent(
     assert small == events[0].raw
     assert small + large + small == b"".join(event.raw for event in events)
     assert 1 + len(datas(cut(make(len(large)), split(small + large)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "start", "small"),
+    [
+        (SseFramer, b"", b"\n"),
+        (SseFramer, b"", b":\n\n"),
+        (SseFramer, b"", b"data:{}\n\n"),
+        (JsonArrayFramer, b"[", b"{},"),
+    ],
+)
+def test_very_many_small_events_make_the_framer_transparent(
+    make: Callable[[], Framer], start: bytes, small: bytes
+) -> None:
+    """A megabyte of empty lines took ten seconds to look at; no byte of it is lost."""
+    stream = start + small * 100_000
+    events = cut(make(), [stream])
+    assert MOST_SMALL_EVENTS < len(events) < 10 * MOST_SMALL_EVENTS
+    assert stream == b"".join(event.raw for event in events)
+
+
+def test_many_events_of_a_models_size_are_read() -> None:
+    """Also by the byte, and behind some keep-alive comments."""
+    token = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    stream = b": hi\n\n" * MOST_SMALL_EVENTS + token * 5_000
+    assert 5_000 == len(datas(cut(SseFramer(), [stream])))
+    assert 5_000 == len(datas(cut(SseFramer(), [bytes((byte,)) for byte in stream])))
 
 
 @pytest.mark.parametrize(
