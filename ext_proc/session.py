@@ -457,11 +457,12 @@ class Session:
         deltas: list[Delta] = []
         for event in events:
             try:
-                delta = (
-                    _whole_reply(exchange.dialect, event)
-                    if isinstance(framer, WholeBody)
-                    else exchange.dialect.read_event(event)
-                )
+                if has_too_many_containers(event.data):
+                    delta = Delta(event.raw)
+                elif isinstance(framer, WholeBody):
+                    delta = _whole_reply(exchange.dialect, event)
+                else:
+                    delta = exchange.dialect.read_event(event)
             except Exception as error:  # noqa: BLE001 - fail-open: the bytes reach the client
                 note_failure(exchange, exchange.dialect.name, error)
                 delta = Delta(event.raw)
@@ -550,8 +551,6 @@ class WholeBody:
 
 def _whole_reply(dialect: Dialect, event: StreamEvent) -> Delta:
     """Read a plain reply as one delta."""
-    if has_too_many_containers(event.data):
-        return Delta(event.raw)
     try:
         reply = dialect.read_reply(parse(event.data))
     except NotJson:

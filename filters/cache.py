@@ -34,6 +34,10 @@ from filters.units import Duration, Size, SomeSize, SomeTime
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
 STREAM_OVERHEAD: Final = 8
 BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not count
+# Replayed as a stream, an answer repeats what surrounds its text in every piece of some 24
+# characters and for every part: 60 KiB of the right shape would become 480 MB at each hit.
+MOST_REPLAY_BYTES: Final = 16 * 1024 * 1024
+PIECE_CHARS: Final = 24
 
 
 class CacheConfig(Config, frozen=True):
@@ -147,6 +151,8 @@ class CacheFilter(Filter[CacheConfig]):
             exchange.note("cache.skip", "tokens")
         elif len(body) > self.config.max_answer:
             exchange.note("cache.skip", "size")
+        elif _most_replayed(body, reply.text) > MOST_REPLAY_BYTES:
+            exchange.note("cache.skip", "shape")
         else:
             record = Record(
                 at=self.ports.clock.now(),
@@ -218,6 +224,11 @@ class CacheFilter(Filter[CacheConfig]):
         if record.quality:
             headers["x-model-quality"] = record.quality
         return Answer(200, headers, body)
+
+
+def _most_replayed(body: bytes, text: str) -> int:
+    """Return how many bytes the replay of a reply may have at most, beside its text."""
+    return (len(body) - len(text)) * (len(text) // PIECE_CHARS + body.count(b"{"))
 
 
 def _plain_reply(dialect: Dialect, prompt: Prompt, content_type: str, body: bytes) -> bytes | None:

@@ -244,12 +244,13 @@ def test_a_body_of_very_many_values_passes() -> None:
 def test_a_reply_of_very_many_values_is_not_read() -> None:
     """It reaches the client; what it used is not counted."""
     for size, read in ((MOST_VALUES // 4, True), (MOST_VALUES, False)):
-        made = stage()
-        made.open("faq")
-        made.receive(*request(CHAT))
         answer = ANSWER[:-1] + b',"x":[%b{}]}' % (b"{}," * size)
-        assert Pass(Message.RESPONSE_BODY) == made.receive(*reply(JSON, answer))[-1]
-        assert read is (made.books.ended[0].usage is not None)
+        for content_type, data in ((JSON, answer), (SSE, b"data: %b\n\n" % answer)):
+            made = stage()
+            made.open("faq")
+            made.receive(*request(CHAT))
+            assert Pass(Message.RESPONSE_BODY) == made.receive(*reply(content_type, data))[-1]
+            assert read is (made.books.ended[0].usage is not None)
 
 
 def stored_after(body: bytes, content_type: str, *chunks: bytes) -> list[bytes]:

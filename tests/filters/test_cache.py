@@ -195,6 +195,20 @@ def test_what_is_no_whole_short_answer_is_not_kept(reply: bytes, why: str) -> No
     assert why == exchange.notes["cache.skip"]
 
 
+@pytest.mark.parametrize("dialect", CHATS)
+@pytest.mark.parametrize(
+    ("words", "member", "kept"), [(6_000, 1, 1), (1, 30_000, 1), (6_000, 30_000, 0)]
+)
+def test_what_would_be_replayed_as_megabytes_is_not_kept(
+    dialect: str, words: int, member: int, kept: int
+) -> None:
+    """A long member is repeated in each of the pieces of a long text."""
+    gateway = Gateway()
+    reply = parse(answer(dialect, "word " * words)) | {"x": "y" * member}
+    gateway.send(ask(dialect, "why?"), encode(reply))
+    assert kept == len(gateway.store.values)
+
+
 @pytest.mark.parametrize("status", [201, 206, 400, 429, 500, 503])
 def test_only_a_success_is_kept(status: int) -> None:
     """Errors and the proxy's own replies are no answers."""
