@@ -232,7 +232,8 @@ class Connection(Outgoing[S]):
                 events = self._give_up(fault)
             except StreamFault as fault:
                 events = self._give_up_stream(fault)
-            yield from events
+            if events:
+                yield from events
         if not self.closing:
             self._rest = data[place:]
 
@@ -255,24 +256,22 @@ class Connection(Outgoing[S]):
             self._spend(self._useless, Reason.FLOOD)
         if stream is None or not stream.open:
             return self._on_late_data(flags, number)
-        stream.room_to_receive -= size
-        if stream.room_to_receive < self._low_stream_window:
-            if stream.room_to_receive < 0:
+        room = stream.room_to_receive = stream.room_to_receive - size
+        if room < self._low_stream_window:
+            if room < 0:
                 raise StreamFault(number, Code.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
             self.give_room(stream)
         if stream.body_left is not None:
             self._measure(stream, end - start, last=bool(flags & END_STREAM))
         try:
             messages = stream.take(data, start, end)
-            if flags & END_STREAM:
-                stream.open = False
-                stream.check_end()
-                return [*((stream, message) for message in messages), (stream, End.DONE)]
+            if not flags & END_STREAM:
+                return [(stream, message) for message in messages]
+            stream.open = False
+            stream.check_end()
         except CallFault as fault:
             return self._end_call(stream, fault)
-        if len(messages) == 1:
-            return ((stream, messages[0]),)
-        return [(stream, message) for message in messages]
+        return [*((stream, message) for message in messages), (stream, End.DONE)]
 
     def _give_window(self) -> None:
         """Let the peer send to the connection again, unless it sent more than it might."""
