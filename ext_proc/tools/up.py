@@ -340,12 +340,22 @@ _COLOURS: Final = {"server": "magenta", "envoy": "blue", "upstream": "yellow"}
 _CACHE_STYLES: Final = {"HIT": "bold green", "MISS": "cyan", "BYPASS": "dim"}
 
 
+class _Console(Console):
+    """A console that ends the program when nobody reads it any more, but in order."""
+
+    def on_broken_pipe(self) -> None:
+        """Ask for the stop that Ctrl-C asks for; rich would break off the event loop."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at last
+        signal.raise_signal(signal.SIGTERM)
+
+
 class Terminal:
     """Tells a person what happens; plain lines when nobody but a file reads them."""
 
     def __init__(self, verbose: bool) -> None:
         self._verbose: Final = verbose
-        self._console: Final = Console(highlight=False)
+        self._console: Final = _Console(highlight=False)
         self._began: Final = time.monotonic()
         self.rewrites: Mapping[str, Sequence[tuple[str, str]]] = {}
 

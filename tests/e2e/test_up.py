@@ -255,6 +255,26 @@ def test_a_stop_leaves_no_process_and_no_file(number: signal.Signals, scratch: P
         assert list(Path(name).iterdir()) == []
 
 
+def test_it_stops_in_order_when_nobody_reads_it() -> None:
+    """`forebay up | head -1` leaves no process, no file and no traceback."""
+    with tempfile.TemporaryDirectory(prefix="fb") as name:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ext_proc", "up", *FREE_PORTS, "--verbose"],
+            cwd=ROOT,
+            env={**os.environ, "XDG_RUNTIME_DIR": name},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        with process.stderr:
+            assert process.stderr.read() == b""
+        assert process.wait(30) == 0
+        assert list(Path(name).iterdir()) == []
+
+
 def test_children_die_when_up_is_killed_and_the_next_start_tidies() -> None:
     """What a killed program cannot remove, the next one does."""
     with tempfile.TemporaryDirectory(prefix="fb") as name:
