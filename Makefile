@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-native test-wheel fuzz bench jaeger pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench jaeger pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -51,7 +51,7 @@ run: $(VENV)/.runtime ## Start the gateway on :8001 (ARGS="--upstream URL --redi
 bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, side by side
 	@$(BIN)/forebay bench $(ARGS)
 
-jaeger: ## Get Jaeger and start it with its UI and OTLP ports
+jaeger: ## Build Jaeger with Go and start it (query API, OTLP ports)
 	@.ci/jaeger run
 
 # --- Check ----------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ test-protocol: $(VENV)/.dev ## The real server, conversations replayed
 test-e2e: $(VENV)/.dev ## Real Envoy, clients, Redis and Jaeger
 	@$(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
 
-test-native: $(VENV)/.dev ## The end-to-end tests on the native transport
-	@FOREBAY_TEST_TRANSPORT=native $(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
+test-grpc: $(VENV)/.dev ## The end-to-end tests on the grpc transport
+	@FOREBAY_TEST_TRANSPORT=grpc $(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
 
 fuzz: $(VENV)/.dev ## Feed the native transport any bytes for a minute (ARGS="-max_total_time=600")
 	@$(PIP) install -c .ci/constraints.txt -e '.[fuzz]'

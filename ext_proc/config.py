@@ -125,8 +125,8 @@ class ServerSettings(_Block, frozen=True):
     """`unix:/path` or `host:port`; the same as the address of Envoy's ext_proc cluster."""
     admin: Annotated[str, _checked(parse_host_port)] = "127.0.0.1:9464"
     """`host:port` of metrics and health."""
-    transport: Transport = Transport.GRPC
-    """What carries Envoy's messages: the two do the same, `native` for less CPU time."""
+    transport: Transport = Transport.NATIVE
+    """What carries Envoy's messages: the two do the same, `grpc` for more CPU time."""
     max_message: SomeSize = Size("64MiB")
     """A greater message of Envoy's is refused: the bound for a body."""
     drain: Duration = Duration("30s")

@@ -14,30 +14,22 @@ from filters.api import (
     Answer,
     Config,
     Delta,
-    Dialect,
     Exchange,
     Filter,
-    Finish,
     Need,
     Outcome,
-    Parameter,
-    Prompt,
-    Usage,
     Verdict,
 )
+from filters.cache_admission import admit, why_not_answered
 from filters.cache_key import cache_key
+from filters.cache_record import Record, read_record, write_record
 from filters.document import parse
-from filters.errors import NotJson, PortError
+from filters.errors import PortError
 from filters.units import Duration, Size, SomeSize, SomeTime
 
 # A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
 STREAM_OVERHEAD: Final = 8
-BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not count
-# Replayed as a stream, an answer repeats what surrounds its text in every piece of some 24
-# characters and for every part: 60 KiB of the right shape would become 480 MB at each hit.
-MOST_REPLAY_BYTES: Final = 16 * 1024 * 1024
-PIECE_CHARS: Final = 24
 
 
 class CacheConfig(Config, frozen=True):
@@ -57,21 +49,6 @@ class CacheConfig(Config, frozen=True):
     """Answers of more bytes are not stored either."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A stored answer: the provider's plain JSON reply, and when and how it was given."""
-
-    at: float
-    """Unix time in seconds."""
-    quality: str
-    output_tokens: int
-    input_tokens: int
-    body: bytes
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Record)
-
-
 class CacheFilter(Filter[CacheConfig]):
     """Looks an exchange up when its request is whole, and stores its answer after the last byte."""
 
@@ -85,7 +62,8 @@ class CacheFilter(Filter[CacheConfig]):
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Answer from the store, or say why not: `MISS`, or `BYPASS` with a reason."""
         directives = cache_control.parse(exchange.head.headers.get("cache-control", ""))
-        if reason := self._why_not(exchange, directives):
+        why = why_not_answered(exchange, any_temperature=self.config.any_temperature)
+        if reason := "no-store" if directives.no_store else why:
             return self._bypass(exchange, reason)
         self._key = cache_key(exchange)
         try:
@@ -134,57 +112,29 @@ class CacheFilter(Filter[CacheConfig]):
         """Store a complete answer; a partial one never."""
         if outcome is not Outcome.COMPLETE or not self._collecting or exchange.reply_head is None:
             return
-        content_type = exchange.reply_head.headers.get("content-type", "")
-        body = _plain_reply(exchange.dialect, exchange.prompt, content_type, b"".join(self._pieces))
-        if body is None:
-            exchange.note("cache.skip", "incomplete")
+        admitted = admit(
+            exchange,
+            b"".join(self._pieces),
+            max_tokens=self.config.max_tokens,
+            max_answer=self.config.max_answer,
+        )
+        if isinstance(admitted, str):
+            exchange.note("cache.skip", admitted)
             return
-        plain = parse(body)
-        if isinstance(plain, dict) and plain.get("error"):  # some send it behind half an answer
-            exchange.note("cache.skip", "error")
-            return
-        reply = exchange.dialect.read_reply(plain)
-        usage = reply.usage or Usage(output=len(reply.text.encode()) // BYTES_PER_TOKEN)
-        if reply.finish is not Finish.STOP or reply.has_tool:
-            exchange.note("cache.skip", str(reply.finish))
-        elif usage.output > self.config.max_tokens:
-            exchange.note("cache.skip", "tokens")
-        elif len(body) > self.config.max_answer:
-            exchange.note("cache.skip", "size")
-        elif _most_replayed(body, reply.text) > MOST_REPLAY_BYTES:
-            exchange.note("cache.skip", "shape")
-        else:
-            record = Record(
-                at=self.ports.clock.now(),
-                quality=exchange.client_headers.get("x-model-quality", ""),
-                output_tokens=usage.output,
-                input_tokens=usage.input,
-                body=body,
-            )
-            exchange.note("cache.stored", len(body))  # said first: the exchange's end may cancel us
-            try:
-                await self.ports.store.put(self._key, _ENCODER.encode(record), self.config.ttl)
-            except PortError as error:
-                del exchange.notes["cache.stored"]
-                exchange.note("cache.store", str(error))
-
-    def _why_not(self, exchange: Exchange, directives: cache_control.Directives) -> str | None:
-        """Return why this request may not be answered from the cache, or None."""
-        prompt = exchange.prompt
-        if directives.no_store:
-            return "no-store"
-        if prompt.stateful:
-            return "stateful"
-        if (prompt.parameter(Parameter.CHOICES) or 1) != 1:
-            return "choices"
-        if self.config.any_temperature or exchange.dialect.operation == "embeddings":
-            return None
-        temperature = prompt.parameter(Parameter.TEMPERATURE)
-        if temperature == 0 and temperature is not False:
-            return None
-        if temperature is None and prompt.parameter(Parameter.SEED) is not None:
-            return None
-        return "temperature"
+        body, usage = admitted
+        record = Record(
+            at=self.ports.clock.now(),
+            quality=exchange.client_headers.get("x-model-quality", ""),
+            output_tokens=usage.output,
+            input_tokens=usage.input,
+            body=body,
+        )
+        exchange.note("cache.stored", len(body))  # said first: the exchange's end may cancel us
+        try:
+            await self.ports.store.put(self._key, write_record(record), self.config.ttl)
+        except PortError as error:
+            del exchange.notes["cache.stored"]
+            exchange.note("cache.store", str(error))
 
     def _bypass(self, exchange: Exchange, reason: str) -> Verdict:
         exchange.client_headers["x-cache"] = "BYPASS"
@@ -197,17 +147,15 @@ class CacheFilter(Filter[CacheConfig]):
         self, exchange: Exchange, stored: bytes, directives: cache_control.Directives
     ) -> Answer | None:
         """Return the stored answer as this client asked for it, unless it is too old for it."""
-        try:
-            record = _DECODER.decode(stored)
-            reply = parse(record.body)
-        except (msgspec.MsgspecError, NotJson):
+        record = read_record(stored)
+        if record is None:
             exchange.note("cache.store", "unreadable record")
             return None
         age_s = max(0, math.floor(self.ports.clock.now() - record.at))
         if directives.max_age_s is not None and age_s > directives.max_age_s:
             return None
         if exchange.prompt.stream:
-            content_type, body = exchange.dialect.replay(reply, exchange.prompt)
+            content_type, body = exchange.dialect.replay(parse(record.body), exchange.prompt)
         else:
             content_type, body = "application/json", record.body
         exchange.note("cache", "hit")
@@ -224,20 +172,3 @@ class CacheFilter(Filter[CacheConfig]):
         if record.quality:
             headers["x-model-quality"] = record.quality
         return Answer(200, headers, body)
-
-
-def _most_replayed(body: bytes, text: str) -> int:
-    """Return how many bytes the replay of a reply may have at most, beside its text."""
-    return (len(body) - len(text)) * (len(text) // PIECE_CHARS + body.count(b"{"))
-
-
-def _plain_reply(dialect: Dialect, prompt: Prompt, content_type: str, body: bytes) -> bytes | None:
-    """Return the plain JSON reply of a whole body, streamed or not; None if it is not complete."""
-    framer = dialect.framer(content_type, prompt)
-    if framer is None:
-        try:
-            parse(body)
-        except NotJson:
-            return None
-        return body
-    return dialect.assemble([*framer.feed(body), *framer.close()])

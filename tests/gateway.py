@@ -251,8 +251,8 @@ class Gateway:
         if otlp:  # spans leave as soon as they end
             layer = {"name": "soon", "static_layer": {OTLP_FLUSH: 20}}
             self.tree["layered_runtime"]["layers"].append(layer)
-        server = self.tree["node"]["metadata"]["forebay"]["server"]
-        server["transport"] = os.environ.get("FOREBAY_TEST_TRANSPORT", "grpc")
+        if transport := os.environ.get("FOREBAY_TEST_TRANSPORT"):  # else what is shipped
+            self.tree["node"]["metadata"]["forebay"]["server"]["transport"] = transport
         if edit is not None:
             edit(self.tree)
         self.write()
