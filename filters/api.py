@@ -304,7 +304,7 @@ class Exchange:
     reply_head: ReplyHead | None = None
 
     def note(self, key: str, value: Note) -> None:
-        """Say something about this exchange in the log line, the span and the proxy's metadata."""
+        """Say something about this exchange in the log line and the span."""
         self.notes[key] = value
 
     def need(self, need: Need) -> None:
