@@ -2,9 +2,10 @@
 
 One gRPC stream carries one HTTP exchange. Rules, from the ext_proc API's documentation:
 
-1. The request's headers come first; nothing comes twice but body chunks.
+1. The request's headers come first, or not at all; nothing comes twice but body chunks.
 2. A body comes after its headers, trailers after their body.
-3. The reply may start at any time after the request's headers: Envoy itself may answer.
+3. The reply may start at any time: Envoy itself may answer, and what it refuses for its form, such
+   as a request without a host, before a filter has seen it.
 4. Nothing of the request comes once the reply has started, but a body already on its way.
 5. The last chunk of a body may come twice (envoyproxy/envoy#46237): the second one is `REPEATED`.
 """
@@ -45,6 +46,7 @@ class Phase(enum.Enum):
 _NEXT: Final[dict[tuple[Phase, Message], tuple[Phase, Phase]]] = {
     # (phase, message): (phase after it, phase after it when it is the last of its direction)
     (Phase.IDLE, Message.REQUEST_HEADERS): (Phase.REQUEST_HEAD, Phase.REQUEST_DONE),
+    (Phase.IDLE, Message.RESPONSE_HEADERS): (Phase.RESPONSE_HEAD, Phase.RESPONSE_DONE),
     (Phase.REQUEST_HEAD, Message.REQUEST_BODY): (Phase.REQUEST_BODY, Phase.REQUEST_DONE),
     (Phase.REQUEST_BODY, Message.REQUEST_BODY): (Phase.REQUEST_BODY, Phase.REQUEST_DONE),
     (Phase.REQUEST_DONE, Message.REQUEST_BODY): (Phase.REPEATED, Phase.REPEATED),

@@ -308,3 +308,15 @@ async def _post_with_trailers(gateway: Gateway, path: str, body: bytes) -> int:
     finally:
         writer.close()
         await writer.wait_closed()
+
+
+async def test_what_envoy_refuses_for_its_form_is_no_failure(gateway: Gateway) -> None:
+    """Envoy asks about its own refusal, though it never showed the request."""
+    failures = 'forebay_stream_failures_total{reason="conversation"}'
+    before = gateway.metrics()[failures]
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nconnection: close\r\n\r\n")  # without a host
+    assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+    await writer.wait_closed()
+    assert before == gateway.metrics()[failures]

@@ -15,7 +15,7 @@ from filters.errors import ConversationError
 # direction leads to b, and `-` for what may not come.
 TABLE: Final = """
                request_headers            request_body              request_trailers  response_headers            response_body                response_trailers
-idle           request_head|request_done  -                         -                 -                           -                            -
+idle           request_head|request_done  -                         -                 response_head|response_done -                            -
 request_head   -                          request_body|request_done request_done      response_head|response_done -                            -
 request_body   -                          request_body|request_done request_done      response_head|response_done -                            -
 request_done   -                          repeated                  -                 response_head|response_done -                            -
@@ -93,7 +93,7 @@ def exchanges(draw: st.DrawFn) -> list[tuple[Message, bool]]:
     request = len(sent)
     direction(Message.RESPONSE_HEADERS, Message.RESPONSE_BODY, Message.RESPONSE_TRAILERS)
     if draw(st.booleans()):  # the proxy answers by itself before the request is whole
-        del sent[draw(st.integers(1, request)) : request]
+        del sent[draw(st.integers(0, request)) : request]
     return sent[: draw(st.integers(0, len(sent)))]
 
 
