@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
-from filters.api import Delta, Finish, Usage
+from filters.api import Delta, Finish, Prompt, Usage
 from filters.dialects.base import (
+    EVENT_STREAM,
     count,
     is_event_stream,
     items,
@@ -98,16 +99,6 @@ def read_chunk(event: Event, said: Callable[[dict[str, Json]], str]) -> Delta:
             delta.text += said(choice)
             delta.finish = finish(choice.get("finish_reason"))
     return delta
-
-
-def wants_usage(root: dict[str, Json]) -> bool:
-    """Tell whether the client asked for a last chunk with the usage."""
-    return mapping(root.get("stream_options")).get("include_usage") is True
-
-
-def stream(chunks: Iterable[Json]) -> bytes:
-    """Render chunks and the `[DONE]` that ends them."""
-    return b"".join([*(sse(chunk) for chunk in chunks), DONE_EVENT])
 
 
 def error(status: int, message: str) -> bytes:
@@ -239,12 +230,46 @@ def add_logprobs(into: dict[str, Json], logprobs: Json) -> None:
     into["logprobs"] = lists
 
 
-def chunk_envelope(reply: dict[str, Json], kind: str) -> dict[str, Json]:
-    """Return the members that every chunk of a replayed reply shares; `kind` is their `object`."""
-    shared = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
-    return {**shared, "object": kind}
-
-
 def name_of(value: Json) -> str:
     """Return the `type` of a part or an item."""
     return text(mapping(value).get("type"))
+
+
+# --- Replies taken apart -------------------------------------------------------------------------
+
+
+def replay(
+    reply: Json,
+    prompt: Prompt,
+    kind: str,
+    told: Callable[[dict[str, Json]], Iterable[dict[str, Json]]],
+) -> tuple[str, bytes]:
+    """Return a plain reply as an event stream, or as it is when no stream was asked for.
+
+    `kind` is the `object` of its chunks; `told` yields what each chunk says of a choice.
+    """
+    if not prompt.stream:
+        return JSON, encode(reply)
+    options = mapping(prompt.document.root.get("stream_options"))
+    with_usage = options.get("include_usage") is True
+    return EVENT_STREAM, b"".join(
+        [*map(sse, _chunks(mapping(reply), kind, with_usage, told)), DONE_EVENT]
+    )
+
+
+def _chunks(
+    reply: dict[str, Json],
+    kind: str,
+    with_usage: bool,
+    told: Callable[[dict[str, Json]], Iterable[dict[str, Json]]],
+) -> Iterator[dict[str, Json]]:
+    shared = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
+    shared["object"] = kind
+    if with_usage:
+        shared["usage"] = None
+    for position, choice in enumerate(map(mapping, items(reply.get("choices")))):
+        index = choice.get("index", position)
+        for part in told(choice):
+            yield {**shared, "choices": [{"index": index, **part}]}
+    if with_usage and (spent := reply.get("usage")) is not None:
+        yield {**shared, "choices": [], "usage": spent}

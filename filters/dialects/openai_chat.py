@@ -9,7 +9,6 @@ from filters.api import Delta, Parameter, Prompt, Reply, Role, Text, Turn
 from filters.api import Finish as FinishReason
 from filters.dialects import openai
 from filters.dialects.base import (
-    EVENT_STREAM,
     BodyPrompt,
     Shape,
     items,
@@ -18,7 +17,7 @@ from filters.dialects.base import (
     pieces,
     text,
 )
-from filters.document import Document, Json, Path, encode
+from filters.document import Document, Json, Path
 from filters.errors import NotJson
 from filters.framing import Event, Framer
 
@@ -90,12 +89,7 @@ class OpenAIChat:
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
-        if not prompt.stream:
-            return openai.JSON, encode(reply)
-        completion = mapping(reply)
-        return EVENT_STREAM, openai.stream(
-            _chunks(completion, openai.wants_usage(prompt.document.root))
-        )
+        return openai.replay(reply, prompt, _CHUNK, _told)
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
@@ -276,19 +270,12 @@ class _Call:
 # --- Streams taken apart -------------------------------------------------------------------------
 
 
-def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str, Json]]:
-    """Yield the chunks that stream a whole completion."""
-    shared = openai.chunk_envelope(completion, _CHUNK)
-    if with_usage:
-        shared["usage"] = None
-    for position, choice in enumerate(map(mapping, items(completion.get("choices")))):
-        index = choice.get("index", position)
-        for delta in _deltas(mapping(choice.get("message"))):
-            yield {**shared, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
-        last = {key: value for key, value in choice.items() if key != "message"}
-        yield {**shared, "choices": [{**last, "index": index, "delta": {}}]}
-    if with_usage and (usage := completion.get("usage")) is not None:
-        yield {**shared, "choices": [], "usage": usage}
+def _told(choice: dict[str, Json]) -> Iterator[dict[str, Json]]:
+    """Yield what each chunk says of a choice: the message's deltas, and last what stands beside."""
+    for delta in _deltas(mapping(choice.get("message"))):
+        yield {"delta": delta, "finish_reason": None}
+    beside = {key: value for key, value in choice.items() if key != "message"}
+    yield {**beside, "delta": {}}
 
 
 _CALLS: Final = ("tool_calls", "function_call")

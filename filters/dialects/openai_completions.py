@@ -8,7 +8,6 @@ from typing import Final
 from filters.api import Delta, Parameter, Prompt, Reply, Role, Text, Turn
 from filters.dialects import openai
 from filters.dialects.base import (
-    EVENT_STREAM,
     BodyPrompt,
     Shape,
     items,
@@ -16,7 +15,7 @@ from filters.dialects.base import (
     pieces,
     text,
 )
-from filters.document import Document, Json, encode
+from filters.document import Document, Json
 from filters.errors import NotJson
 from filters.framing import Event, Framer
 
@@ -71,10 +70,7 @@ class OpenAICompletions:
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
-        if not prompt.stream:
-            return openai.JSON, encode(reply)
-        with_usage = openai.wants_usage(prompt.document.root)
-        return EVENT_STREAM, openai.stream(_chunks(mapping(reply), with_usage))
+        return openai.replay(reply, prompt, _KIND, _told)
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
@@ -137,18 +133,11 @@ def _said(choice: dict[str, Json]) -> str:
     return text(choice.get("text"))
 
 
-def _chunks(completion: dict[str, Json], with_usage: bool) -> Iterator[dict[str, Json]]:
-    """Yield the chunks that stream a whole completion."""
-    shared = openai.chunk_envelope(completion, _KIND)
-    if with_usage:
-        shared["usage"] = None
-    for position, choice in enumerate(map(mapping, items(completion.get("choices")))):
-        index = choice.get("index", position)
-        for piece in pieces(text(choice.get("text"))):
-            yield {**shared, "choices": [{"index": index, "text": piece, "finish_reason": None}]}
-        yield {**shared, "choices": [{**choice, "index": index, "text": ""}]}
-    if with_usage and (usage := completion.get("usage")) is not None:
-        yield {**shared, "choices": [], "usage": usage}
+def _told(choice: dict[str, Json]) -> Iterator[dict[str, Json]]:
+    """Yield what each chunk says of a choice: the text in pieces, and last what stands beside."""
+    for piece in pieces(text(choice.get("text"))):
+        yield {"text": piece, "finish_reason": None}
+    yield {**choice, "text": ""}
 
 
 OPENAI_COMPLETIONS: Final = OpenAICompletions()
