@@ -62,7 +62,8 @@ def free_ports(count: int) -> range:
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
     """Make a private folder, and remove it and those whose process is gone."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
+    short = "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), short):
         if not base or not os.access(base, os.W_OK):
             continue
         _sweep(Path(base))

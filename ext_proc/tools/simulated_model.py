@@ -24,7 +24,6 @@ MAX_DEPTH: Final = 6  # of values made from a schema, which may refer to itself
 _PIECE: Final = re.compile(r" ?[A-Za-z0-9_'’-]{1,12}|\s+|.", re.DOTALL)
 _CHINESE: Final = re.compile(r"[\u3400-\u9fff]")
 _NAME: Final = re.compile(r"(?<=\S )[A-Z][\w-]*(?: [A-Z][\w-]*)*")
-_WORD: Final = re.compile(r"[A-Za-z][a-z]+")
 
 _ENGLISH: Final = (
     "No model ran for this; the words come from a fixed list, picked by a hash of the prompt.",

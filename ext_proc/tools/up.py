@@ -132,7 +132,8 @@ class Plan:
     def url(self) -> str:
         """The gateway as a client on this machine calls it."""
         host, number = self.local.listen
-        return f"http://{LOOPBACK if host == '0.0.0.0' else host}:{number}"  # noqa: S104
+        everywhere = host == "0.0.0.0"  # noqa: S104 - compared, not bound
+        return f"http://{LOOPBACK if everywhere else host}:{number}"
 
 
 def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:

@@ -21,9 +21,9 @@ from ext_proc.transport import Handler
 from ext_proc.transport.http2 import Call, Connection, End, Event, Status, Stream
 
 _enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of one's own
-_leave: Final[Any] = tasks._leave_task  # noqa: SLF001
-_register: Final[Any] = tasks._register_task  # noqa: SLF001
-_unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001
+_leave: Final[Any] = tasks._leave_task  # noqa: SLF001 - documented likewise
+_register: Final[Any] = tasks._register_task  # noqa: SLF001 - documented likewise
+_unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001 - documented likewise
 _BARE: Final = contextvars.Context()  # the turn's own is entered by the turn
 
 
