@@ -51,7 +51,7 @@ COMMANDS: Final = {
     "bench": Command(
         "bench",
         "measure what a request costs, side by side with the least it could",
-        "forebay bench --output figures.json",
+        "forebay bench --quick",
     ),
 }
 

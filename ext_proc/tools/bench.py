@@ -36,6 +36,7 @@ from ext_proc.tools.stand_ins import PIECES
 from ext_proc.tools.supervisor import Supervisor
 from filters.errors import ConfigError
 
+OUTPUT: Final = "bench.json"
 SECONDS: Final = 75
 QUICK_SECONDS: Final = 15
 SLICE_S: Final = 2.5  # about: long enough for a thousand requests, short enough for many rounds
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=at_least(1), metavar="S", help=f"for the whole run ({SECONDS})")
     add("--quick", action="store_true", help=f"{QUICK_SECONDS} seconds, for a first look")
     add("--connections", type=at_least(1), default=32, metavar="N", help="that ask at once (32)")
-    add("--output", metavar="FILE", help="write every figure there, as JSON")
+    add("--output", metavar="FILE", default=OUTPUT, help=f"keep every figure there ({OUTPUT})")
     add(
         "--scenarios",
         type=_names,
@@ -100,15 +101,15 @@ def _names(text: str) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench`; return 1 when a request failed."""
-    output = Path(arguments.output) if arguments.output else None
-    if output is not None and not output.parent.is_dir():
+    output = Path(arguments.output)
+    if not output.parent.is_dir():
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
     plan = Plan.of(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     report = _report(plan, asyncio.run(_measure(plan, Progress(plan))))
-    if output is not None:
-        output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     _show(console, report)
+    output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    console.print(f"every figure: {output}", style="dim", soft_wrap=True, markup=False)
     return 1 if any(row["errors"] for row in report["scenarios"].values()) else 0
 
 

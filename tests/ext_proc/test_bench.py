@@ -21,6 +21,7 @@ from ext_proc.config import Transport
 from ext_proc.tools import bench
 from ext_proc.tools.load import DIGITS, Slice, cpu_clock_ns, run_slice
 
+ROOT = Path(__file__).parents[2]
 OK = b"HTTP/1.1 200 OK\r\nx-cache: HIT\r\ncontent-length: 5\r\n\r\nhello"
 
 
@@ -185,20 +186,21 @@ def test_an_unknown_scenario_is_told_with_those_there_are(
 @pytest.mark.parametrize("transport", list(Transport))
 def test_a_short_run_measures_every_scenario(transport: Transport, tmp_path: Path) -> None:
     """Every request went the way that its scenario names, and every figure is there."""
-    file = tmp_path / "figures.json"
     run = subprocess.run(
         [
             *(sys.executable, "-m", "ext_proc", "bench"),
-            *("--seconds", "9", "--connections", "4", "--output", str(file)),
-            *("--transport", str(transport)),
+            *("--seconds", "9", "--connections", "4", "--transport", str(transport)),
         ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert 0 == run.returncode, run.stdout + run.stderr
-    report = json.loads(file.read_text())
+    assert run.stdout.endswith("\nevery figure: bench.json\n")
+    report = json.loads((tmp_path / "bench.json").read_text())
     assert list(bench.SCENARIOS) == list(report["scenarios"])
     for name, row in report["scenarios"].items():
         assert {} == row["errors_by_kind"], name
