@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from filters.api import Exchange, Finish, Parameter, Usage
-from filters.document import parse
+from filters.document import has_repeated_members, parse
 from filters.errors import NotJson
 
 BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not count
@@ -60,6 +60,8 @@ def admit(
         return "size"
     if _most_replayed(body, reply.text) > MOST_REPLAY_BYTES:
         return "shape"
+    if has_repeated_members(exchange.prompt.document.raw):
+        return "repeated member"  # the upstream may have answered the one that is not in the key
     return body, usage
 
 

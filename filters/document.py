@@ -8,6 +8,7 @@ survive a rewrite.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ _DECODER: Final = msgspec.json.Decoder()
 _ENCODER: Final = msgspec.json.Encoder()
 _LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw] | None)
 _WHOLE: Final[dict[str | int, Any]] = {}  # in a tree of paths: a path ends here
+_STRING: Final = re.compile(rb'"(?>[^"\\]++|\\.)*+"', re.DOTALL)
 _ABSENT: Final = object()
 _REMOVED: Final = object()
 
@@ -39,6 +41,24 @@ def parse(raw: bytes) -> Json:
 def encode(value: Json) -> bytes:
     """Encode a JSON value compactly, as UTF-8."""
     return _ENCODER.encode(value)
+
+
+def has_repeated_members(raw: bytes) -> bool:
+    """Tell whether an object somewhere in a JSON text has two members of one name.
+
+    Parsers read the first, the last or neither of them (RFC 8259, section 4).
+    """
+    written = _STRING.sub(b"", raw).count(b":")
+    read = 0
+    left = [parse(raw)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            read += len(value)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return written != read
 
 
 class _Edit(NamedTuple):

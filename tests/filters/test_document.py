@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.document import Document, Path, encode, parse
+from filters.document import Document, Path, encode, has_repeated_members, parse
 from filters.errors import NotJson
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -310,3 +310,17 @@ def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
 def test_encoded_json_reads_as_itself(value: Any) -> None:
     """`encode` and `parse` are each other's inverse."""
     assert value == parse(encode(value))
+
+
+@given(JSON)
+def test_what_was_encoded_has_no_member_twice(value: Any) -> None:
+    """Whatever stands in its strings."""
+    assert not has_repeated_members(encode(value))
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a":1,"a":1}', rb'[{"b":{"a":1, "\u0061" : 2}}]', rb'{"\":":":\\","\":":1}']
+)
+def test_a_member_that_stands_twice_is_seen(raw: bytes) -> None:
+    """At any depth, and in whatever spelling."""
+    assert has_repeated_members(raw)
