@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from filters.api import CONTINUE, Answer, Delta, Exchange, Need, Outcome, Ports
+from filters.api import CONTINUE, Answer, Delta, Exchange, Finish, Need, Outcome, Ports
 from filters.cache import CacheConfig, CacheFilter
 from filters.dialects import DIALECTS
 from filters.document import encode, parse
 from filters.units import Duration, Size
 from tests.exchanges import CHATS, answer, ask, exchange_of, reply_head
 from tests.fakes import FakeClock, FakeStore, drive
+from tests.golden_cases import GOLDEN
 
 
 def without_usage(reply: bytes) -> bytes:
@@ -193,6 +194,26 @@ def test_what_is_no_whole_short_answer_is_not_kept(reply: bytes, why: str) -> No
     gateway.send(exchange, reply)
     assert {} == gateway.store.values
     assert why == exchange.notes["cache.skip"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "anthropic.messages/server-tools-done",
+        "gemini.generate/provider-tools",
+        "openai.chat/tool-choice",
+        "openai.responses/hosted-tools",
+    ],
+)
+def test_what_rests_on_a_tool_is_not_kept(case: str) -> None:
+    """A search, a program that ran, a call that was forced: all end as any answer does."""
+    gateway = Gateway()
+    exchange = ask(case.partition("/")[0], "why?")
+    reply = (GOLDEN / case / "reply.json").read_bytes()
+    assert Finish.STOP is exchange.dialect.read_reply(parse(reply)).finish
+    gateway.send(exchange, reply)
+    assert {} == gateway.store.values
+    assert "tool" == exchange.notes["cache.skip"]
 
 
 @pytest.mark.parametrize("dialect", CHATS)
