@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -10,8 +11,9 @@ from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
+import uvloop
 
-from ext_proc import cli
+from ext_proc import app, cli
 from filters.errors import ConfigError
 
 
@@ -146,6 +148,19 @@ def test_a_bug_keeps_its_traceback(command: Callable[[Callable[[], int]], None])
     command(fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["serve"])
+
+
+def test_the_server_runs_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the lighter loop."""
+    loops = []
+
+    async def serve(_: str) -> int:
+        loops.append(asyncio.get_running_loop())
+        return 0
+
+    monkeypatch.setattr(app, "serve", serve)
+    assert 0 == cli.main(["serve"])
+    assert [uvloop.Loop] == list(map(type, loops))
 
 
 def test_ctrl_c_is_no_error(
