@@ -72,7 +72,10 @@ class Jaeger:
 @pytest.fixture(scope="module")
 def jaeger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jaeger]:
     if not BINARY.exists() and shutil.which("go") is None:
-        pytest.skip(f"{BINARY} is not there, and neither is Go to build it")
+        missing = f"{BINARY} is not there, and neither is Go to build it"
+        if os.environ.get("CI"):  # there, a test that does not run would look like one that passed
+            pytest.fail(missing)
+        pytest.skip(missing)
     subprocess.run([SCRIPT, "build"], check=True)
     jaeger = Jaeger()
     ports = {
