@@ -15,7 +15,7 @@ from asyncio import tasks
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ext_proc.transport import Handler
 from ext_proc.transport.http2 import Call, Connection, End, Event, Status, Stream
@@ -24,54 +24,25 @@ _enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of
 _leave: Final[Any] = tasks._leave_task  # noqa: SLF001 - documented likewise
 _register: Final[Any] = tasks._register_task  # noqa: SLF001 - documented likewise
 _unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001 - documented likewise
+Work: TypeAlias = Coroutine[Any, Any, None]
+Resume: TypeAlias = "Callable[[Turn, BaseException | None], None]"
 _BARE: Final = contextvars.Context()  # the turn's own is entered by the turn
 
 
 class Turn(asyncio.Future[None]):
-    """One call of a handler, or one after the other as long as none waits."""
+    """The task of one call of a handler; asyncio knows of it only if the call waits."""
 
-    error: Exception | None = None
-    """What the coroutine raised, cancellation apart."""
     stream: TurnStream
-    _work: Coroutine[Any, Any, None]
+    _work: Work
     _context: contextvars.Context
+    _resume: Resume
     _waited_for: Any = None
     _cancelling = 0
     _must_cancel = False
-    _registered = False
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        resume: Callable[[Turn, BaseException | None], None],
-    ) -> None:
-        """Call `resume` after a wait: it is to `step` on."""
-        super().__init__(loop=loop)
-        self._home: Final = loop
-        self._resume: Final = resume
-
-    def start(self, stream: TurnStream, work: Coroutine[Any, Any, None]) -> bool:
-        """Run a coroutine until it waits for something; return whether it is over."""
-        self.stream = stream
-        self._work = work
-        self._context = contextvars.copy_context()
-        return self._advance(work.send, None)
-
-    def forget(self) -> None:
-        """Hold on to nothing of the last call."""
-        del self.stream, self._work, self._context
-
-    def step(self, error: BaseException | None) -> bool:
-        """Go on with the outcome of what was waited for; return whether it is over."""
-        work = self._work
-        over = self._advance(work.throw, error) if error else self._advance(work.send, None)
-        if over:
-            _unregister(self)
-            self.set_result(None)
-        return over
-
-    def _advance(self, call: Callable[[Any], Any], argument: BaseException | None) -> bool:
-        loop = self._home
+    def inside(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something as the current task, in the turn's context."""
+        loop = self.get_loop()
         outer = None
         try:
             _enter(loop, self)
@@ -80,25 +51,31 @@ class Turn(asyncio.Future[None]):
             _leave(loop, outer)
             _enter(loop, self)
         try:
-            waited = self._context.run(call, argument)
-        except (StopIteration, asyncio.CancelledError):
-            return True
-        except Exception as raised:  # noqa: BLE001 - whoever started the turn is told
-            self.error = raised
-            return True
+            self._context.run(call, *arguments)
         finally:
             _leave(loop, self)
             if outer is not None:
                 _enter(loop, outer)
-        self._wait_for(waited)
-        return False
 
-    def _wait_for(self, waited: Any) -> None:
+    def hold(self, stream: TurnStream, work: Work, resume: Resume) -> None:
+        """Become visible as a task: `work` waits, and `resume` is to let it `go_on`."""
+        self.stream = stream
+        self._work = work
+        self._resume = resume
+        _register(self)
+
+    def go_on(self, error: BaseException | None) -> Any:
+        """Go on with the outcome of what was waited for; return what is waited for next."""
+        return self._work.send(None) if error is None else self._work.throw(error)
+
+    def let_go(self) -> None:
+        """Be over."""
+        _unregister(self)
+        self.set_result(None)
+
+    def wait_for(self, waited: Any) -> None:
         """Go on when `waited` is done, as `asyncio.Task` does."""
-        if not self._registered:
-            self._registered = True
-            _register(self)
-        loop = self._home
+        loop = self.get_loop()
         if waited is None:  # a bare yield, as of `asyncio.sleep(0)`
             loop.call_soon(self._wake, None, context=_BARE)
         elif not getattr(waited, "_asyncio_future_blocking", None) or waited.get_loop() is not loop:
@@ -144,7 +121,7 @@ class Turn(asyncio.Future[None]):
         self._cancelling = max(0, self._cancelling - 1)
         return self._cancelling
 
-    def get_coro(self) -> Coroutine[Any, Any, None]:
+    def get_coro(self) -> Work:
         """Return what runs."""
         return self._work
 
@@ -191,8 +168,6 @@ class Turns:
         self._go_on: Final = go_on
         self._broke: Final = broke
         self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
-        self._spare: Turn | None = None
-        """The last one that did not wait, for the next call."""
         self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
 
     def take(self, stream: TurnStream, what: bytes | End) -> None:
@@ -213,30 +188,39 @@ class Turns:
     def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
         """Call the handler with this, and with what waits behind it, until it really waits."""
         handler: Handler = stream.request.route
-        if what is None:
-            return
-        turn = self._spare or Turn(self._loop, self._resume)
-        self._spare = None
         while what is not None:
             if type(what) is bytes and not stream.ended:
                 work = handler(stream, what)
             else:
                 stream.over = True
                 work = handler(stream, None)
-            if not turn.start(stream, work):
-                stream.turn = turn
-                self._waiting.add(turn)
+            turn = Turn(loop=self._loop)
+            turn._context = contextvars.copy_context()  # noqa: SLF001 - an __init__ costs 0.3 us
+            turn.inside(self._begin, turn, stream, work)
+            if stream.turn is not None:
                 return
-            what = self._after(stream, turn)
-        turn.forget()
-        self._spare = turn
+            what = self._next(stream)
 
-    def _after(self, stream: TurnStream, turn: Turn) -> bytes | End | None:
-        """Return what comes next for a stream after a turn."""
-        if turn.error is not None:
-            self._broke(turn.error)
-            turn.error = None
-            stream.end(Status.INTERNAL, "internal error")
+    def _begin(self, turn: Turn, stream: TurnStream, work: Work) -> None:
+        try:
+            waited = work.send(None)
+        except (StopIteration, asyncio.CancelledError):
+            turn.set_result(None)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its stream ends
+            turn.set_result(None)
+            self._fail(stream, error)
+        else:
+            stream.turn = turn
+            self._waiting.add(turn)
+            turn.hold(stream, work, self._resume)
+            turn.wait_for(waited)
+
+    def _fail(self, stream: TurnStream, error: Exception) -> None:
+        self._broke(error)
+        stream.end(Status.INTERNAL, "internal error")
+
+    def _next(self, stream: TurnStream) -> bytes | End | None:
+        """Return what comes next for a stream after a call."""
         if stream.over:
             stream.connection.working -= 1
             stream.close()
@@ -254,12 +238,24 @@ class Turns:
         self._go_on(partial(self._step, turn, error))
 
     def _step(self, turn: Turn, error: BaseException | None) -> Iterable[Event[TurnStream]]:
-        if turn.step(error):
+        turn.inside(self._call_on, turn, error)
+        if turn.done():
             stream = turn.stream
             stream.turn = None
             self._waiting.discard(turn)
-            self._run(stream, self._after(stream, turn))
+            self._run(stream, self._next(stream))
         return ()
+
+    def _call_on(self, turn: Turn, error: BaseException | None) -> None:
+        try:
+            waited = turn.go_on(error)
+        except (StopIteration, asyncio.CancelledError):
+            turn.let_go()
+        except Exception as raised:  # noqa: BLE001 - whatever it is, its stream ends
+            turn.let_go()
+            self._fail(turn.stream, raised)
+        else:
+            turn.wait_for(waited)
 
     async def room(self, stream: TurnStream) -> None:
         """Wait until a stream has room to send."""

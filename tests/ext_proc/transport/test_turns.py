@@ -16,7 +16,7 @@ from ext_proc.transport import Handler
 from ext_proc.transport.http2 import End, Event
 from ext_proc.transport.http2 import frames as wire
 from ext_proc.transport.turns import Turn, Turns, TurnStream
-from tests.http2_peer import PATH, SMALL, Peer, headers, say, summary
+from tests.http2_peer import PATH, SMALL, Peer, data, headers, message, say, summary
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
 
@@ -451,6 +451,28 @@ async def test_a_cancellation_before_a_wait_comes_at_the_wait() -> None:
 
     assert "cancelled, 0 left" == await outcome(cancels_itself)
     assert "cancelled" == await outcome(cancels_itself_before_a_bare_yield)
+
+
+async def test_a_cancellation_of_a_call_that_ended_reaches_no_other() -> None:
+    """Neither the next one of its stream nor one of another."""
+    done: list[tuple[int, bytes | None]] = []
+
+    async def handler(stream: Any, message: bytes | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if message == b"cancel":
+            task.cancel()
+            asyncio.get_running_loop().call_soon(task.cancel)
+            return
+        await asyncio.sleep(0)
+        done.append((stream.id, message))
+
+    served = Served(handler)
+    served.send(headers(1), headers(3), say(1, b"cancel"), say(1, b"a"), say(3, b"b"))
+    served.send(data(1, message(b"cancel") + message(b"c")), say(1, b"d", end=True))
+    await settle()
+    assert [(1, b"a"), (1, b"c"), (1, b"d"), (1, None)] == [one for one in done if one[0] == 1]
+    assert [(3, b"b")] == [one for one in done if one[0] == 3]
 
 
 async def test_an_await_of_what_is_no_future_is_an_error() -> None:
