@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
 import json
 import os
+import pty
 import queue
 import re
 import select
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -117,15 +121,20 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
+def environ(scratch: Path) -> dict[str, str]:
+    """Return an environment in which nothing but the test says what is shown and sent."""
+    strange = ("OTEL_EXPORTER_OTLP_ENDPOINT", "FORCE_COLOR", "NO_COLOR")
+    env = {name: value for name, value in os.environ.items() if name not in strange}
+    return {**env, "XDG_RUNTIME_DIR": str(scratch)}
+
+
 @contextmanager
 def starting(scratch: Path, *options: str, **environment: str) -> Iterator[Up]:
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(scratch), **environment}
-    env.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
     up = Up(
         subprocess.Popen(
             [sys.executable, "-m", "ext_proc", "up", *FREE_PORTS, *options],
             cwd=ROOT,
-            env=env,
+            env={**environ(scratch), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -229,6 +238,44 @@ def test_a_killed_server_comes_back(scratch: Path) -> None:
         after, _ = ask(up.url, path="/v1/chat/completions")
     assert during.status == 200
     assert "x-cache" not in during.headers
+    assert "x-cache" in after.headers
+
+
+async def test_a_server_that_is_killed_under_load_costs_no_request(scratch: Path) -> None:
+    """Plain and streaming clients ask all the while, and each gets every answer whole."""
+    replies: list[Counter[int]] = [Counter() for _ in range(50)]
+    all_answered, server_is_back = asyncio.Event(), asyncio.Event()
+
+    async def keep_asking(client: aiohttp.ClientSession, who: int) -> None:
+        stream = who % 2 == 0
+        while not server_is_back.is_set():
+            question = f"Client {who} asks for the {replies[who].total()}th time"
+            body = ASKED | {"stream": stream, "messages": [{"role": "user", "content": question}]}
+            async with client.post("/p/faq/v1/chat/completions", json=body) as response:
+                answer = await response.read()
+            whole = answer.endswith(b"data: [DONE]\n\n" if stream else b"}")
+            replies[who][response.status if whole else 0] += 1
+            if all(replies):
+                all_answered.set()
+
+    with starting(scratch) as up:
+        up.started()
+        server = up.child("serve")
+        connector = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(up.url, connector=connector) as client,
+            asyncio.TaskGroup() as clients,
+        ):
+            for who in range(len(replies)):
+                clients.create_task(keep_asking(client, who))
+            await all_answered.wait()
+            before = [one.total() for one in replies]
+            os.kill(server, signal.SIGKILL)
+            await asyncio.to_thread(up.until, "server is back after")
+            server_is_back.set()
+        after, _ = await asyncio.to_thread(ask, up.url, path="/v1/chat/completions")
+    assert {200} == set().union(*replies)
+    assert all(one.total() > count for one, count in zip(replies, before, strict=True))
     assert "x-cache" in after.headers
 
 
@@ -434,6 +481,36 @@ def certificate(folder: Path, host: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     return context
+
+
+def test_a_terminal_gets_colour(scratch: Path) -> None:
+    """In a frame, with what to try in green."""
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen:  # noqa: PTH123 - no path
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ext_proc", "up", *FREE_PORTS],
+            cwd=ROOT,
+            env={**environ(scratch), "TERM": "xterm-256color"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # a terminal that nobody has any more cannot be read
+            while b'"stream": true' not in shown:
+                shown += screen.read(65_536)
+            process.terminate()
+            while screen.read(65_536):
+                pass
+        assert 0 == process.wait(30), shown.decode()
+    assert "╭".encode() in shown
+    assert b"\x1b[32mcurl -iN " in shown
+
+
+def test_a_pipe_gets_plain_text(gateway: Up) -> None:
+    """What is read by a program is without colours and frames."""
+    assert [] == [line for line in gateway.shown if "\x1b" in line or "╭" in line]
 
 
 def test_a_changed_file_is_followed(scratch: Path, tmp_path: Path) -> None:
