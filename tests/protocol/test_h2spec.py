@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -40,7 +41,10 @@ def port() -> Iterator[int]:
 def test_all_of_h2spec_passes(port: int) -> None:
     """Its strict tests included: generic, HTTP/2 (RFC 7540) and HPACK (RFC 7541)."""
     if not BINARY.exists() and shutil.which("go") is None:
-        pytest.skip(f"{BINARY} is not there, and neither is Go to build it")
+        missing = f"{BINARY} is not there, and neither is Go to build it"
+        if os.environ.get("CI"):  # there, a test that does not run would look like one that passed
+            pytest.fail(missing)
+        pytest.skip(missing)
     subprocess.run([BUILD], check=True)
     words = (BINARY, "--strict", "--timeout", "5", "--port", str(port))
     report = subprocess.run(
