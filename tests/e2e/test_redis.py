@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import redis
 
-from filters.cache import Record
+from filters.cache_record import Record
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
 from tests.gateway import Gateway, Upstream, seconds
