@@ -8,7 +8,10 @@ other. There are two: `grpc_aio` and `native`. Both answer `grpc.health.v1` for 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+
+ENVELOPE_BYTES: Final = 1024 * 1024
+"""What a message may have over the longest body: one of headers may be larger than its share."""
 
 
 class Stream(Protocol):

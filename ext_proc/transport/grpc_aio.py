@@ -10,7 +10,7 @@ from grpc.aio import EOF, ServicerContext
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from ext_proc.transport import Handler
+from ext_proc.transport import ENVELOPE_BYTES, Handler
 from ext_proc.transport.address import (
     EXT_PROC,
     HEALTH_NAMES,
@@ -18,9 +18,6 @@ from ext_proc.transport.address import (
     replace_stale_socket,
     socket_path,
 )
-
-# gRPC's own bound is 4 MiB a message; a header message may be larger than its body's share.
-_ENVELOPE_BYTES: Final = 1024 * 1024
 
 
 class GrpcStream:
@@ -70,8 +67,9 @@ class GrpcServer:
         self._listen: Final = listen
         self._server: Final = grpc.aio.server(
             options=(
-                ("grpc.max_receive_message_length", most_message_bytes + _ENVELOPE_BYTES),
-                ("grpc.max_send_message_length", most_message_bytes + _ENVELOPE_BYTES),
+                # gRPC's own bound is 4 MiB a message.
+                ("grpc.max_receive_message_length", most_message_bytes + ENVELOPE_BYTES),
+                ("grpc.max_send_message_length", most_message_bytes + ENVELOPE_BYTES),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
                 # Envoy's pings on a quiet connection are no abuse.
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),

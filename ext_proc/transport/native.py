@@ -6,13 +6,12 @@ import asyncio
 import traceback
 from typing import Any, Final, Protocol
 
-from ext_proc.transport import Handler
+from ext_proc.transport import ENVELOPE_BYTES, Handler
 from ext_proc.transport.address import EXT_PROC, HEALTH_NAMES, Bound, bind
 from ext_proc.transport.health import Health
 from ext_proc.transport.http2 import Connection, Limits, Reason
 from ext_proc.transport.link import Link
 
-ENVELOPE_BYTES: Final = 1024 * 1024  # a header message may be larger than its body's share
 CUT_S: Final = 5.0  # for handlers to end after their streams were cut
 
 
