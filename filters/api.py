@@ -7,7 +7,7 @@ hides which provider's JSON it is. It awaits nothing but the ports it was given.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -15,6 +15,8 @@ import msgspec
 
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
+
+T = TypeVar("T")
 
 # --- The prompt ----------------------------------------------------------------------------------
 
@@ -215,6 +217,48 @@ class Clock(Protocol):
         """Return a time in nanoseconds that never goes back."""
 
 
+class Tokens(Protocol):
+    """Counts tokens, as the model asked for does or nearly so."""
+
+    def estimate(self, text: str) -> int:
+        """Return about how many tokens `text` is; costs a small part of `count`."""
+
+    def count(self, text: str, model: str = "") -> int:
+        """Return how many tokens `text` is for `model`; a long text is estimated from samples."""
+
+
+class Workers(Protocol):
+    """Runs what takes milliseconds apart from the loop that serves everybody."""
+
+    async def run(self, work: Callable[..., T], *arguments: Any, deadline_s: float) -> T:
+        """Return `work(*arguments)`; both must be picklable, `work` a function of a module.
+
+        Raise `PortError` when the pool is full, `deadline_s` passes, or `work` raises.
+        """
+
+
+class Models(Protocol):
+    """Asks small models that lie in a folder of this machine. Raises `PortError` when it cannot."""
+
+    async def classify(self, folder: str, text: str, deadline_s: float) -> Mapping[str, float]:
+        """Return the probability of each label of the sequence classifier in `folder`."""
+
+    async def summarise(self, folder: str, text: str, max_tokens: int, deadline_s: float) -> str:
+        """Return what the sequence-to-sequence model in `folder` makes of `text`."""
+
+
+class Upstream(Protocol):
+    """Asks another model than the client did, by way of the proxy."""
+
+    async def ask(
+        self, cluster: str, model: str, prompt: str, *, max_tokens: int, deadline_s: float
+    ) -> str:
+        """Return the answer of `model` at the proxy's `cluster`, as OpenAI chat completions.
+
+        The temperature is 0. Raise `PortError` when it is late, unfinished or refused.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside that a filter may ask."""
@@ -283,6 +327,28 @@ class ReplyHead:
 Note: TypeAlias = str | int | float | bool
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a request asks for, as far as it could be told."""
+
+    intent: str
+    """One word of the classifier's labels; `open` when it is not sure."""
+    domain: str
+    """`general`, `code`, `legal`, `medical`, `finance`."""
+    score: float
+    """How sure the classifier is of the intent, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rule took out of a prompt, in tokens of the text that it worked on."""
+
+    rule: str
+    """Filter and rule, such as `clean.html`: a metric's label."""
+    before: int
+    after: int
+
+
 @dataclass(slots=True)
 class Exchange:
     """One request and its reply on their way through the filters of a profile."""
@@ -301,11 +367,19 @@ class Exchange:
     client_headers: dict[str, str] = field(default_factory=dict)
     """Headers set on the reply, from those that the shipped YAML lets through."""
     notes: dict[str, Note] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
+    """What was taken out of the prompt, in the order it went."""
+    task: Task | None = None
+    """What is asked for; None when no filter looked."""
     reply_head: ReplyHead | None = None
 
     def note(self, key: str, value: Note) -> None:
         """Say something about this exchange in the log line and the span."""
         self.notes[key] = value
+
+    def cut(self, rule: str, before: int, after: int) -> None:
+        """Say that `rule` made a text of `before` tokens one of `after`."""
+        self.cuts.append(Cut(rule, before, after))
 
     def need(self, need: Need) -> None:
         """Ask to see this of what comes after the request."""

@@ -145,11 +145,15 @@ class Run:
 class _Before:
     """The exchange as a filter found it, to return to when that filter fails."""
 
-    __slots__ = ("_client_headers", "_mark", "_needs", "_pool", "_upstream_headers")
+    __slots__ = (
+        "_client_headers", "_cuts", "_mark", "_needs", "_pool", "_task", "_upstream_headers"
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange) -> None:
         self._mark = exchange.prompt.document.mark()
         self._pool = exchange.pool
+        self._task = exchange.task
+        self._cuts = len(exchange.cuts)
         self._needs = exchange.needs
         self._upstream_headers = exchange.upstream_headers.copy()
         self._client_headers = exchange.client_headers.copy()
@@ -157,6 +161,8 @@ class _Before:
     def restore(self, exchange: Exchange) -> None:
         exchange.prompt.document.rollback(self._mark)
         exchange.pool = self._pool
+        exchange.task = self._task
+        del exchange.cuts[self._cuts :]
         exchange.needs = self._needs
         exchange.upstream_headers = self._upstream_headers
         exchange.client_headers = self._client_headers

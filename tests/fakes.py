@@ -5,10 +5,11 @@ They are fakes, not mocks: each passes the contract tests that the real thing pa
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from filters.api import Ports
 from filters.errors import PortError
 
 T = TypeVar("T")
@@ -116,3 +117,77 @@ class FakeStoreWatch:
 
     def store_bypassed(self, store: str, operation: str) -> None:
         self.bypassed.append((store, operation))
+
+
+class FakeTokens:
+    """A `Tokens` for which four bytes of UTF-8 are a token."""
+
+    def estimate(self, text: str) -> int:
+        return self.count(text)
+
+    def count(self, text: str, model: str = "") -> int:
+        return -(-len(text.encode()) // 4)
+
+
+class FakeWorkers:
+    """A `Workers` that works where it is called; `failing` makes every call raise `PortError`."""
+
+    def __init__(self) -> None:
+        self.failing = False
+        self.calls: list[str] = []
+
+    async def run(self, work: Callable[..., T], *arguments: Any, deadline_s: float) -> T:
+        self.calls.append(work.__name__)
+        await PortWait("workers")
+        if self.failing:
+            raise PortError("fake workers: told to fail")
+        return work(*arguments)
+
+
+@dataclass(slots=True)
+class FakeModels:
+    """A `Models` that says what it was given to say, and breaks where it was given nothing."""
+
+    labels: Mapping[str, float] = field(default_factory=dict)
+    summary: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Folder and text of every call."""
+
+    async def classify(self, folder: str, text: str, deadline_s: float) -> Mapping[str, float]:
+        self.calls.append((folder, text))
+        await PortWait("models")
+        if not self.labels:
+            raise PortError("fake models: nothing to say")
+        return self.labels
+
+    async def summarise(self, folder: str, text: str, max_tokens: int, deadline_s: float) -> str:
+        self.calls.append((folder, text))
+        await PortWait("models")
+        if not self.summary:
+            raise PortError("fake models: nothing to say")
+        return self.summary
+
+
+@dataclass(slots=True)
+class FakeUpstream:
+    """An `Upstream` that answers what it was given to answer, and breaks without."""
+
+    answer: str = ""
+    asked: list[tuple[str, str, str, int]] = field(default_factory=list)
+    """Cluster, model, prompt and most tokens of every call."""
+
+    async def ask(
+        self, cluster: str, model: str, prompt: str, *, max_tokens: int, deadline_s: float
+    ) -> str:
+        self.asked.append((cluster, model, prompt, max_tokens))
+        await PortWait("upstream")
+        if not self.answer:
+            raise PortError("fake upstream: nothing to answer")
+        return self.answer
+
+
+def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
+    """Return fakes of every port; `others` take the place of those of their names."""
+    clock = clock or FakeClock()
+    ports: dict[str, Any] = {"store": FakeStore(clock), "clock": clock}
+    return Ports(**ports | others)

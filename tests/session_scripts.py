@@ -45,9 +45,9 @@ from ext_proc.codec import (
 )
 from ext_proc.conversation import Message
 from ext_proc.session import Facts, Gateway, Pool, Profile, Record, Session
-from filters.api import Config, Ports
+from filters.api import Config
 from filters.pipeline import AnyFilter, Pipeline
-from tests.fakes import FakeClock, FakeStore, drive
+from tests.fakes import FakeClock, FakeStore, drive, fake_ports
 
 FULL: Final = Pool("full", "full", "FULL")
 BEST_EFFORT: Final = Pool("best_effort", "best_effort", "BEST_EFFORT")
@@ -168,7 +168,7 @@ class Stage:
         self.clock = FakeClock()
         self.store = ScriptedStore(self.clock, self.transcript)
         self.books = Books(self.transcript)
-        ports = Ports(store=self.store, clock=self.clock)
+        ports = fake_ports(self.clock, store=self.store)
         self.gateway = Gateway(
             profiles={
                 name: Profile(name, (pools or {}).get(name, FULL), Pipeline(filters, ports))

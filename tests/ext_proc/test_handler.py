@@ -12,9 +12,8 @@ from ext_proc._pb import ext_proc_pb2 as pb
 from ext_proc.handler import PROFILE_METADATA, ExtProc
 from ext_proc.session import Facts, Gateway, Pool, Profile
 from filters import BUILT_IN
-from filters.api import Ports
 from filters.pipeline import Pipeline
-from tests.fakes import FakeClock, FakeStore, drive
+from tests.fakes import FakeClock, drive, fake_ports
 
 CHAT = b'{"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}'
 
@@ -57,7 +56,7 @@ class NoWatch:
 @pytest.fixture
 def handler() -> ExtProc:
     clock = FakeClock()
-    ports = Ports(store=FakeStore(clock), clock=clock)
+    ports = fake_ports(clock)
     pool = Pool("full", "full", "FULL")
     filters = [(kind, kind.config_type()) for kind in BUILT_IN.values()]
     profile = Profile("default", pool, Pipeline(filters, ports))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from filters.api import CONTINUE, Answer, Delta, Exchange, Finish, Need, Outcome, Ports
+from filters.api import CONTINUE, Answer, Delta, Exchange, Finish, Need, Outcome
 from filters.cache import CacheConfig, CacheFilter
 from filters.dialects import DIALECTS
 from filters.document import encode, parse
 from filters.units import Duration, Size
 from tests.exchanges import CHATS, answer, ask, exchange_of, reply_head
-from tests.fakes import FakeClock, FakeStore, drive
+from tests.fakes import FakeClock, FakeStore, drive, fake_ports
 from tests.golden_cases import GOLDEN
 
 
@@ -29,7 +29,7 @@ class Gateway:
     def __init__(self, config: CacheConfig = FIRST) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
-        self.ports = Ports(store=self.store, clock=self.clock)
+        self.ports = fake_ports(self.clock, store=self.store)
         self.config = config
 
     def look_up(self, exchange: Exchange) -> tuple[CacheFilter, Any]:

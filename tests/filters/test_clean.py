@@ -2,17 +2,16 @@
 
 import pytest
 
-from filters.api import CONTINUE, Exchange, Ports
+from filters.api import CONTINUE, Exchange
 from filters.bounds import MOST_CHARS, MOST_TEXTS
 from filters.clean import MOST_TAGS, CleanConfig, CleanFilter
 from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
-from tests.fakes import FakeClock, FakeStore, drive
+from tests.fakes import drive, fake_ports
 
 
 def cleaned(exchange: Exchange, config: CleanConfig | None = None) -> bytes:
-    clock = FakeClock()
-    clean = CleanFilter(config or CleanConfig(), None, Ports(FakeStore(clock), clock))
+    clean = CleanFilter(config or CleanConfig(), None, fake_ports())
     assert CONTINUE is drive(clean.on_request(exchange))
     return exchange.prompt.document.render()
 

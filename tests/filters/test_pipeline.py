@@ -25,15 +25,14 @@ from filters.dialects.openai_chat import OPENAI_CHAT
 from filters.document import Document
 from filters.errors import FilterError, PortError
 from filters.pipeline import AnyFilter, Pipeline, Run
-from tests.fakes import FakeClock, FakeStore, PortWait, drive
+from tests.fakes import FakeClock, FakeStore, PortWait, drive, fake_ports
 
 BODY: Final = b'{ "model":"m", "messages":[{"role":"user","content":"hi"}] }'
 TEAPOT: Final = Answer(418, {"x": "y"}, b"short and stout")
 
 
 def made_ports() -> Ports:
-    clock = FakeClock()
-    return Ports(store=FakeStore(clock), clock=clock)
+    return fake_ports()
 
 
 def made_run(*filters: type[AnyFilter], ports: Ports | None = None) -> Run:
@@ -249,7 +248,7 @@ def test_a_filter_may_wait_for_a_port() -> None:
             log.append("answered")
             return CONTINUE
 
-    run = made_run(Asking, logging("a", log), ports=Ports(store=store, clock=clock))
+    run = made_run(Asking, logging("a", log), ports=fake_ports(clock, store=store))
     waits: list[PortWait] = []
     drive(run.request(made_exchange()), waits)
     assert [PortWait("store")] == waits

@@ -2,16 +2,15 @@
 
 import pytest
 
-from filters.api import CONTINUE, Exchange, Ports
+from filters.api import CONTINUE, Exchange
 from filters.bounds import MOST_CHARS
 from filters.route import RouteConfig, RouteFilter
 from tests.exchanges import CHATS, ask, exchange_of
-from tests.fakes import FakeClock, FakeStore, drive
+from tests.fakes import drive, fake_ports
 
 
 def routed(exchange: Exchange, config: RouteConfig | None = None) -> str:
-    clock = FakeClock()
-    route = RouteFilter(config or RouteConfig(), None, Ports(FakeStore(clock), clock))
+    route = RouteFilter(config or RouteConfig(), None, fake_ports())
     assert CONTINUE is drive(route.on_request(exchange))
     return exchange.pool
 
