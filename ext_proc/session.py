@@ -18,6 +18,7 @@ from ext_proc.codec import (
     Body,
     Command,
     Event,
+    Extend,
     Forward,
     Headers,
     Mode,
@@ -291,10 +292,13 @@ class Session:
             dialect=dialect,
             prompt=prompt,
             pool=profile.pool.name,
+            traceparent=self._traceparent or head.headers.get("traceparent", ""),
         )
         run = self._run = Run(profile.pipeline)
         facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes
         facts.stages = run.timings
+        if patience_s := profile.pipeline.patience_s:
+            await self._peer.send(Extend(patience_s))
         answer = await run.request(exchange)
         if answer is not None:
             await self._answer(exchange, answer)

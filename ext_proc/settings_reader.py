@@ -70,7 +70,8 @@ class SettingsReader:
         """Return `value` as a `kind`, or `INVALID`.
 
         Of `Meta(extra=...)` it knows `check`, a function that raises `ValueError` for a value that
-        will not do; `names`, which is "pool"; and `variable`, described at `Secret`.
+        will not do; `names`, "pool" or "cluster", of which this reader knows the former; and
+        `variable`, described at `Secret`.
         """
         info, extra = _kind(kind)
         result = self._value(kind, info, extra, value, place)
@@ -209,6 +210,18 @@ def not_among(what: str, name: str, known: Iterable[str], how: str = "") -> str:
     if nearest := difflib.get_close_matches(name, list(known), n=2):
         return f"{message}, did you mean {' or '.join(nearest)}?"
     return f"{message}; there is {_listed(known)}"
+
+
+def clusters_in(config: msgspec.Struct) -> list[tuple[str, str]]:
+    """Return the clusters that settings name, each under its key: `upstream.cluster`, `light`."""
+    named: list[tuple[str, str]] = []
+    for key, field in _fields(type(config)).items():
+        value = getattr(config, field.name)
+        if isinstance(value, msgspec.Struct):
+            named += [(f"{key}.{below}", name) for below, name in clusters_in(value)]
+        elif value and _kind(field.type)[1].get("names") == "cluster":
+            named.append((key, value))
+    return named
 
 
 def pools_in(config: msgspec.Struct) -> list[str]:

@@ -251,11 +251,21 @@ class Upstream(Protocol):
     """Asks another model than the client did, by way of the proxy."""
 
     async def ask(
-        self, cluster: str, model: str, prompt: str, *, max_tokens: int, deadline_s: float
+        self,
+        cluster: str,
+        model: str,
+        prompt: str,
+        *,
+        max_tokens: int,
+        deadline_s: float,
+        whole: bool = True,
+        traceparent: str = "",
     ) -> str:
         """Return the answer of `model` at the proxy's `cluster`, as OpenAI chat completions.
 
-        The temperature is 0. Raise `PortError` when it is late, unfinished or refused.
+        The temperature is 0. `whole` refuses an answer that `max_tokens` cut, as a summary must not
+        be; `traceparent` is the exchange's. Raise `PortError` when it is late, empty, unfinished or
+        refused, or too many others are being asked.
         """
 
 
@@ -372,6 +382,8 @@ class Exchange:
     task: Task | None = None
     """What is asked for; None when no filter looked."""
     reply_head: ReplyHead | None = None
+    traceparent: str = ""
+    """W3C header of the proxy's span: what a port asks for this exchange is traced under it."""
 
     def note(self, key: str, value: Note) -> None:
         """Say something about this exchange in the log line and the span."""
@@ -435,6 +447,14 @@ class Filter(Generic[ConfigT]):
     def prepare(cls, config: ConfigT) -> Any:
         """Compute what every exchange of a profile shares, such as a word automaton; once."""
         return None
+
+    @classmethod
+    def longest_wait_s(cls, config: ConfigT) -> float:
+        """Return how long `on_request` may wait for ports, in seconds: the sum of its deadlines.
+
+        The proxy is asked for as much time as the filters of a profile may take together.
+        """
+        return 0.0
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """See the whole request; change it, answer it, or let it go on."""

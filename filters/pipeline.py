@@ -16,6 +16,11 @@ from filters.errors import FilterError, PortError
 
 AnyFilter = Filter[Any]
 
+WAIT_S: Final = 0.2
+"""What filters may wait for together without a word to the proxy: Envoy's own `message_timeout`."""
+SPARE_S: Final = 1.0
+"""What a busy moment may take beside the waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -48,6 +53,8 @@ class Pipeline:
         )
         self.edits_stream: Final = any(stage.filter_type.edits_stream for stage in self.stages)
         """Some filter changes or holds back what the client receives; the rest only watch."""
+        self.patience_s: Final = patience_s((one.filter_type, one.config) for one in self.stages)
+        """How long the proxy is to wait for a request's filters; 0: as it does by itself."""
 
 
 class Run:
@@ -166,6 +173,12 @@ class _Before:
         exchange.needs = self._needs
         exchange.upstream_headers = self._upstream_headers
         exchange.client_headers = self._client_headers
+
+
+def patience_s(filters: Iterable[tuple[type[AnyFilter], Config]]) -> float:
+    """Return for how many seconds to ask the proxy, 0 where the filters' waits are short."""
+    waits_s = sum(kind.longest_wait_s(config) for kind, config in filters)
+    return waits_s + SPARE_S if waits_s > WAIT_S else 0.0
 
 
 def refusal(exchange: Exchange, error: FilterError) -> Answer:

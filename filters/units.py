@@ -17,6 +17,13 @@ PoolName: TypeAlias = Annotated[str, msgspec.Meta(extra={"names": "pool"})]
 """A setting that names a pool: a name that is none is refused when the settings are read."""
 
 
+ClusterName: TypeAlias = Annotated[str, msgspec.Meta(extra={"names": "cluster"})]
+"""A setting that names one of the proxy's clusters, empty for none; `forebay check` looks for it.
+
+`Ports.upstream` asks there, by way of the egress listener.
+"""
+
+
 class Duration(float):
     """A length of time: a number of seconds, written "5ms", "300s", "10m", "1.5h".
 

@@ -177,7 +177,15 @@ class FakeUpstream:
     """Cluster, model, prompt and most tokens of every call."""
 
     async def ask(
-        self, cluster: str, model: str, prompt: str, *, max_tokens: int, deadline_s: float
+        self,
+        cluster: str,
+        model: str,
+        prompt: str,
+        *,
+        max_tokens: int,
+        deadline_s: float,
+        whole: bool = True,
+        traceparent: str = "",
     ) -> str:
         self.asked.append((cluster, model, prompt, max_tokens))
         await PortWait("upstream")

@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc import session as session_module
-from ext_proc.codec import Body, Command, Event, Forward, Headers, Mode, Pass, Respond, Trailers
+from ext_proc.codec import (
+    Body,
+    Command,
+    Event,
+    Extend,
+    Forward,
+    Headers,
+    Mode,
+    Pass,
+    Respond,
+    Trailers,
+)
 from ext_proc.conversation import Message
 from ext_proc.session import WholeBody, tenant_of
 from filters.api import (
@@ -33,7 +44,7 @@ from filters.dialects import DIALECTS
 from filters.dialects.openai_chat import OpenAIChat
 from filters.errors import ConversationError, FilterError, PortError
 from filters.framing import Event as StreamEvent
-from filters.pipeline import AnyFilter
+from filters.pipeline import SPARE_S, AnyFilter
 from filters.route import RouteConfig, RouteFilter
 from tests.fakes import PortWait, drive
 from tests.session_scripts import BEST_EFFORT, Stage, check
@@ -82,6 +93,21 @@ class Lose(Filter[Config]):
         return CONTINUE
 
 
+class Wait(Filter[Config]):
+    """May wait for two seconds, and says under which trace."""
+
+    name: ClassVar[str] = "wait"
+    config_type: ClassVar[type[Config]] = Config
+
+    @classmethod
+    def longest_wait_s(cls, config: Config) -> float:
+        return 2.0
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.note("trace", exchange.traceparent)
+        return CONTINUE
+
+
 FAQ: Final = (CacheFilter, CacheConfig(any_temperature=True, admit_after=1))
 PROFILES: Final[Mapping[str, list[tuple[type[AnyFilter], Any]]]] = {
     # By name: another built-in filter leaves the scripts as they are.
@@ -96,6 +122,7 @@ PROFILES: Final[Mapping[str, list[tuple[type[AnyFilter], Any]]]] = {
     "shout": [(Shout, Config())],
     "hold": [(Hold, Config())],
     "lose": [(Lose, Config())],
+    "wait": [(Wait, Config())],
 }
 
 
@@ -215,6 +242,25 @@ def nested(levels: int) -> bytes:
     """Make a chat whose last member is nested, and which the default profile would edit."""
     deep = b"[" * levels + b"]" * levels
     return b'{"messages":[{"role":"user","content":"a   b"}],"temperature":0,"x":%b}' % deep
+
+
+def test_a_long_wait_is_told_to_the_proxy_before_it_begins() -> None:
+    """Once, in front of the reply to the body; a profile that does not wait says nothing."""
+    made = stage()
+    made.open("wait")
+    assert [Pass, Extend, Forward] == [type(command) for command in made.receive(*request())]
+    assert Extend(2.0 + SPARE_S) == made.peer.commands[1]
+    made.open("hold")
+    assert [Pass, Forward] == [type(command) for command in made.receive(*request())]
+
+
+@pytest.mark.parametrize("proxys", ["00-aa-bb-01", None])
+def test_a_filter_knows_the_trace_of_its_exchange(proxys: str | None) -> None:
+    """The proxy's span; the client's own header where the proxy does not trace."""
+    made = stage()
+    made.open("wait", traceparent=proxys)
+    made.receive(*request(headers={"traceparent": "00-cc-dd-00"}))
+    assert (proxys or "00-cc-dd-00") == made.books.ended[0].notes["trace"]
 
 
 def test_a_body_nested_too_deep_to_read_passes() -> None:

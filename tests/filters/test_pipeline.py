@@ -24,7 +24,7 @@ from filters.api import (
 from filters.dialects.openai_chat import OPENAI_CHAT
 from filters.document import Document
 from filters.errors import FilterError, PortError
-from filters.pipeline import AnyFilter, Pipeline, Run
+from filters.pipeline import SPARE_S, WAIT_S, AnyFilter, Pipeline, Run
 from tests.fakes import FakeClock, FakeStore, PortWait, drive, fake_ports
 
 BODY: Final = b'{ "model":"m", "messages":[{"role":"user","content":"hi"}] }'
@@ -464,3 +464,29 @@ def test_an_end_that_was_cancelled_goes_on_where_it_stopped() -> None:
     assert ["c finish complete", "b finish complete", "a finish complete"] == log
     drive(run.finish(exchange, Outcome.COMPLETE))
     assert 3 == len(log)
+
+
+# --- Waits ---------------------------------------------------------------------------------------
+
+
+def waiting(seconds: float) -> type[AnyFilter]:
+    """Make a filter that may wait so long."""
+
+    class Waiting(Plain):
+        @classmethod
+        def longest_wait_s(cls, config: Config) -> float:
+            return seconds
+
+    return Waiting
+
+
+def test_the_waits_of_all_filters_are_asked_for_together() -> None:
+    """They come one after the other, and a busy moment beside them."""
+    filters = [(kind, Config()) for kind in (waiting(1.5), Plain, waiting(0.5))]
+    assert 2.0 + SPARE_S == Pipeline(filters, made_ports()).patience_s
+
+
+def test_short_waits_are_not_worth_a_word() -> None:
+    """The proxy waits so long by itself; a message each would cost every exchange."""
+    assert 0.0 == Pipeline([(waiting(WAIT_S), Config())], made_ports()).patience_s
+    assert 0.0 == Pipeline([(Plain, Config())], made_ports()).patience_s
