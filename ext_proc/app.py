@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.memory_store import MemoryStore
+from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
@@ -27,6 +28,7 @@ from ext_proc.config import (
     Watcher,
     load,
     parse_host_port,
+    parse_listen,
 )
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Pool, Profile
@@ -78,7 +80,8 @@ async def running(
     )
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
-    ports = Ports(store=store, clock=clock)
+    upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
+    ports = Ports(store=store, clock=clock, upstream=upstream)
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
@@ -100,6 +103,7 @@ async def running(
     async with contextlib.AsyncExitStack() as closing:
         closing.push_async_callback(telemetry.close)
         closing.push_async_callback(store.close)
+        closing.push_async_callback(upstream.close)
         try:
             await admin.start()
         except OSError as error:

@@ -7,6 +7,7 @@ that block. What is read becomes an immutable `Settings`.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from ext_proc.settings_reader import (
     Members,
     Secret,
     SettingsReader,
+    clusters_in,
     not_among,
     unknown,
 )
@@ -76,6 +78,20 @@ def parse_host_port(text: str) -> tuple[str, int]:
     raise ValueError(f'expected "host:port", got {found(text)}')
 
 
+def _check_egress(text: str) -> None:
+    egress = parse_listen(text)
+    if not isinstance(egress, str) and not is_loopback(egress[0]):
+        raise ValueError(f'expected "unix:/path" or a loopback "host:port", got {found(text)}')
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can connect to an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _check_redis_url(text: str) -> None:
     url = urlsplit(text)
     if url.password:
@@ -127,6 +143,8 @@ class ServerSettings(_Block, frozen=True):
     """`host:port` of metrics and health."""
     transport: Transport = Transport.NATIVE
     """What carries Envoy's messages: the two do the same, `grpc` for more CPU time."""
+    egress: Annotated[str, _checked(_check_egress)] = "unix:/run/forebay/egress.sock"
+    """Where Envoy takes Forebay's own questions to models; the address of its egress listener."""
     max_message: SomeSize = Size("64MiB")
     """A greater message of Envoy's is refused: the bound for a body."""
     drain: Duration = Duration("30s")
@@ -198,6 +216,17 @@ class Settings:
     tracing: TracingSettings
     pools: Mapping[str, PoolSettings]
     profiles: Mapping[str, ProfileSettings]
+
+    @property
+    def clusters(self) -> set[str]:
+        """Every cluster of Envoy's that serves models: those of pools, and of filters' own."""
+        own = {
+            name
+            for profile in self.profiles.values()
+            for _, config in profile.filters
+            for _, name in clusters_in(config)
+        }
+        return own | {pool.cluster for pool in self.pools.values()}
 
 
 def load(

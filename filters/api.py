@@ -275,6 +275,7 @@ class Ports:
 
     store: Store
     clock: Clock
+    upstream: Upstream
 
 
 # --- The exchange --------------------------------------------------------------------------------

@@ -197,5 +197,9 @@ class FakeUpstream:
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     """Return fakes of every port; `others` take the place of those of their names."""
     clock = clock or FakeClock()
-    ports: dict[str, Any] = {"store": FakeStore(clock), "clock": clock}
+    ports: dict[str, Any] = {
+        "store": FakeStore(clock),
+        "clock": clock,
+        "upstream": FakeUpstream(),
+    }
     return Ports(**ports | others)

@@ -151,6 +151,14 @@ class Metrics:
         self.store_bypassed: Final = self._counter(
             "store_bypassed", "Calls to a store not made because it failed", ("store", "op")
         )
+        self.upstream: Final = self._counter(
+            "upstream_requests",
+            "Questions of Forebay's own to a cluster, by how they went",
+            ("cluster", "outcome"),
+        )
+        self.upstream_seconds: Final = self._histogram(
+            "upstream_seconds", "Time that these took", ("cluster",), EXCHANGE_BOUNDS_S
+        )
         self.reloads: Final = self._counter(
             "config_reloads", "Changes of the settings file", ("result",)
         )

@@ -209,6 +209,11 @@ class Telemetry:
         """Count that `operation` was not tried, for the store failed moments ago."""
         self.metrics.store_bypassed[store, operation].inc()
 
+    def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
+        """Count a question of Forebay's own to a cluster; `answered`, or why it came to nothing."""
+        self.metrics.upstream[cluster, outcome].inc()
+        self.metrics.upstream_seconds[(cluster,)].observe(seconds)
+
     def config_reloaded(self, *, good: bool) -> None:
         """Count a change of the settings file, taken or refused."""
         self.metrics.reloads[(RELOAD_RESULTS[good],)].inc()

@@ -6,7 +6,6 @@ Each rule yields the problems it finds; Envoy's behaviour behind a rule was meas
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +21,13 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeHeaderSendMode as HeaderMode,
 )
 
-from ext_proc.config import ProfileSettings, Settings, parse_host_port, parse_listen
+from ext_proc.config import (
+    ProfileSettings,
+    Settings,
+    is_loopback,
+    parse_host_port,
+    parse_listen,
+)
 from ext_proc.settings_reader import not_among, pools_in
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
@@ -437,7 +442,7 @@ def _removes(mutation: Part, name: str) -> bool:
 def _nothing_is_exposed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     del settings
     address = seen.root.get("admin", "address", "socket_address", "address")
-    if address and not _is_loopback(address.text):
+    if address and not is_loopback(address.text):
         message = f"expected a loopback address, for it can stop Envoy, got {found(address.value)}"
         yield address.problem("admin.address", message)
     for gateway in seen.gateways:
@@ -561,15 +566,6 @@ def _name(mode: Any) -> str:
     return str(mode.name)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _written(address: str | tuple[str, int]) -> str:
     return f"unix:{address}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
@@ -578,6 +574,6 @@ def _same_address(listen: str | tuple[str, int], address: str | tuple[str, int])
     """Tell whether who connects to `address` reaches who listens on `listen`."""
     if isinstance(listen, str) or isinstance(address, str):
         return listen == address
-    hosts = {"localhost" if _is_loopback(host) else host for host in (listen[0], address[0])}
+    hosts = {"localhost" if is_loopback(host) else host for host in (listen[0], address[0])}
     everywhere = listen[0] in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
     return listen[1] == address[1] and (everywhere or len(hosts) == 1)
