@@ -300,7 +300,8 @@ class Gateway:
         self.envoy_log.wait_for(lambda line: "starting workers" in line)
         self.envoy_admin = f"http://{address.read_text()}"
         listeners = json.loads(get(f"{self.envoy_admin}/listeners?format=json"))
-        bound = listeners["listener_statuses"][0]["local_address"]["socket_address"]
+        (ingress,) = (one for one in listeners["listener_statuses"] if one["name"] == "ingress")
+        bound = ingress["local_address"]["socket_address"]
         self.url = f"http://127.0.0.1:{bound['port_value']}"
         return self.envoy
 

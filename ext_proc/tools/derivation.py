@@ -22,7 +22,11 @@ from filters.errors import ConfigError
 
 HTTP_PORTS: Final = {"http": 80, "https": 443}
 REMOTE_CONNECT_TIMEOUT: Final = "5s"  # TCP and TLS over a long way; pools on this machine have less
+INGRESS: Final = "ingress"
+EGRESS: Final = "egress"
+EGRESS_MODE: Final = 0o660  # its user and group: whoever connects may ask any cluster
 DRAIN: Final = "2s"  # whoever presses Ctrl-C waits for it
+EGRESS_SOCKET: Final = "e"  # no longer than the other one: a socket's whole path has 107 bytes
 FLUSH_MS: Final = 500  # default 5,000: someone is waiting to see the first trace
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _TLS: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
@@ -65,12 +69,18 @@ class Local:
     admin_port: int
     metrics_port: int
     socket: Path
+    """Forebay's own; the egress listener has its socket beside it."""
     replicas: Mapping[str, Sequence[int]]
     """Ports of the simulated replicas by cluster; empty with an upstream."""
     upstream: Target | None = None
     """Serves every pool in the replicas' stead."""
     otlp: str = ""
     """URL of the OTLP receiver; empty: no traces."""
+
+    @property
+    def egress(self) -> Path:
+        """Where Envoy takes Forebay's own questions."""
+        return self.socket.with_name(EGRESS_SOCKET)
 
 
 def parse_target(option: str, url: str) -> Target:
@@ -109,11 +119,15 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
     block["tracing"] = {"endpoint": local.otlp}
     tree["admin"] = tree.get("admin") or {}
     tree["admin"]["address"] = _address("127.0.0.1", local.admin_port)
-    _named(tree, "listeners", "ingress")["address"] = _address(*local.listen)
+    _named(tree, "listeners", INGRESS)["address"] = _address(*local.listen)
+    if egress := _maybe_named(tree, "listeners", EGRESS):
+        mode = egress["address"].get("pipe", {}).get("mode", EGRESS_MODE)
+        egress["address"] = {"pipe": {"path": str(local.egress), "mode": mode}}
+        server["egress"] = f"unix:{local.egress}"
     _lead(_named(tree, "clusters", "forebay"), [{"pipe": {"path": str(local.socket)}}])
     if admin := _maybe_named(tree, "clusters", "forebay_admin"):
         _lead(admin, [_address("127.0.0.1", local.metrics_port)])
-    clusters = {pool.cluster for pool in settings.pools.values()}
+    clusters = settings.clusters
     for name in clusters:
         cluster = _named(tree, "clusters", name)
         if local.upstream is not None:
@@ -123,7 +137,7 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
     if local.upstream is not None:
         for pool in block.get("pools", {}).values():
             pool.pop("quality", None)  # one server serves them all: none is less than another
-        for route in _routes(tree):
+        for route in (*_routes(tree), *_routes(tree, EGRESS)):
             _send_to(route, clusters, local.upstream)
     _trace(tree, local.otlp)
     return tree
@@ -215,16 +229,16 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _managers(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for chain in _named(tree, "listeners", "ingress").get("filter_chains") or ():
+def _managers(tree: dict[str, Any], listener: str = INGRESS) -> Iterator[dict[str, Any]]:
+    for chain in (_maybe_named(tree, "listeners", listener) or {}).get("filter_chains") or ():
         for one in chain.get("filters") or ():
             config = one.get("typed_config") or {}
             if str(config.get("@type")).endswith(_HCM):
                 yield config
 
 
-def _routes(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for manager in _managers(tree):
+def _routes(tree: dict[str, Any], listener: str = INGRESS) -> Iterator[dict[str, Any]]:
+    for manager in _managers(tree, listener):
         for host in (manager.get("route_config") or {}).get("virtual_hosts") or ():
             yield from (route for route in host.get("routes") or () if "route" in route)
 
@@ -237,15 +251,16 @@ def _send_to(route: dict[str, Any], clusters: set[str], target: Target) -> None:
     for other in ("auto_host_rewrite", "host_rewrite_header", "host_rewrite_path_regex"):
         action.pop(other, None)
     action["host_rewrite_literal"] = target.authority
-    prefix = route["match"].get("prefix")
+    prefix = route["match"].get("prefix", route["match"].get("path"))
     if target.path and prefix is not None:
         action["prefix_rewrite"] = target.path + action.get("prefix_rewrite", prefix)
 
 
 def _trace(tree: dict[str, Any], url: str) -> None:
     """Trace every request, or none when there is nobody to send spans to."""
+    managers = [*_managers(tree), *_managers(tree, EGRESS)]
     if not url:
-        for manager in _managers(tree):
+        for manager in managers:
             manager.pop("tracing", None)
         return
     target = parse_target("--otlp", url)
@@ -254,7 +269,7 @@ def _trace(tree: dict[str, Any], url: str) -> None:
         if target.tls:
             context = cluster["transport_socket"]["typed_config"]["common_tls_context"]
             context["alpn_protocols"] = ["h2"]  # gRPC
-    for manager in _managers(tree):
+    for manager in managers:
         provider = ((manager.get("tracing") or {}).get("provider") or {}).get("typed_config") or {}
         if "sampler" in provider:
             provider["sampler"] = _sampler("parent_based", wrapped_sampler=_sampler("always_on"))

@@ -149,7 +149,7 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
         raise _as_option(error, arguments) from None
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
     envoy = find_envoy(arguments.envoy)
-    clusters = [] if upstream else sorted({pool.cluster for pool in settings.pools.values()})
+    clusters = [] if upstream else sorted(settings.clusters)
     free = iter(free_ports(3 + sum(REPLICAS.get(name, 1) for name in clusters)))
     own = [
         _open_port(option, host, wanted or next(free))

@@ -244,7 +244,9 @@ class Envoy:
         await self.line("starting workers")
         async with httpx.AsyncClient() as client:
             listed = await client.get(f"http://{self._admin.read_text()}/listeners?format=json")
-        address = listed.json()["listener_statuses"][0]["local_address"]["socket_address"]
+        listeners = listed.json()["listener_statuses"]
+        (ingress,) = (one for one in listeners if one["name"] == "ingress")
+        address = ingress["local_address"]["socket_address"]
         return f"http://127.0.0.1:{address['port_value']}"
 
     async def line(self, part: str) -> str:

@@ -22,7 +22,7 @@ MISSING: Final = "nonesuch"
 
 def _lead_astray(tree: dict[str, Any]) -> None:
     """Have the routes below /p/batch name a profile that does not exist."""
-    (listener,) = tree["static_resources"]["listeners"]
+    listener = tree["static_resources"]["listeners"][0]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
         if route["name"].startswith("batch"):

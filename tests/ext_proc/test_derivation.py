@@ -83,6 +83,58 @@ def test_everything_is_where_it_was_told_to_be() -> None:
     assert ports(cluster(tree, "best_effort")) == [18006]
 
 
+def egress(tree: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        one for one in tree["static_resources"]["listeners"] if one["name"] == "egress"
+    )
+    return found
+
+
+def egress_manager(tree: dict[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = egress(tree)["filter_chains"][0]["filters"][0]["typed_config"]
+    return config
+
+
+def test_forebays_own_questions_go_by_a_socket_beside_its_own() -> None:
+    """Envoy listens where Forebay asks, for this user and group as in the file."""
+    tree = derived()
+    path = "/tmp/forebay-1/e"
+    assert {"pipe": {"path": path, "mode": 0o660}} == egress(tree)["address"]
+    assert f"unix:{path}" == tree["node"]["metadata"]["forebay"]["server"]["egress"]
+
+
+def test_an_egress_on_loopback_becomes_a_socket() -> None:
+    """Nobody else of this machine is to ask by way of it."""
+    raw = SHIPPED.read_text().replace(
+        "pipe: {path: /run/forebay/egress.sock, mode: 432}",
+        "socket_address: {address: 127.0.0.1, port_value: 8002}",
+    )
+    tree = derived(file=parse_yaml("given", raw))
+    assert {"pipe": {"path": "/tmp/forebay-1/e", "mode": 0o660}} == egress(tree)["address"]
+
+
+def test_without_an_egress_listener_nothing_is_said_of_it() -> None:
+    """A file in which no filter asks need not have one."""
+    raw = SHIPPED.read_text().replace("- name: egress\n    #", "- name: other\n    #")
+    tree = derived(file=parse_yaml("given", raw))
+    given = read_yaml(SHIPPED).value["node"]["metadata"]["forebay"]["server"]["egress"]
+    assert given == tree["node"]["metadata"]["forebay"]["server"]["egress"]
+
+
+def test_an_upstream_answers_forebays_own_questions_too() -> None:
+    """By its own name, below its own path."""
+    target = Target("a.test", 443, tls=True, path="/b")
+    tree = derived(replace(LOCAL, upstream=target))
+    (host,) = egress_manager(tree)["route_config"]["virtual_hosts"]
+    (route,) = host["routes"]
+    assert {
+        "cluster_header": "x-forebay-cluster",
+        "timeout": "60s",
+        "host_rewrite_literal": "a.test",
+        "prefix_rewrite": "/b/v1/chat/completions",
+    } == route["route"]
+
+
 def test_the_given_tree_stays_as_it_was() -> None:
     """The file may be derived from again."""
     file = read_yaml(SHIPPED)
@@ -110,6 +162,7 @@ def test_words_that_yaml_takes_for_booleans_stay_words() -> None:
 def test_no_receiver_no_traces() -> None:
     """Envoy does not try to send spans that nobody asked for."""
     assert "tracing" not in manager(derived())
+    assert "tracing" not in egress_manager(derived())
 
 
 def test_with_a_receiver_every_request_is_traced() -> None:
@@ -118,8 +171,9 @@ def test_with_a_receiver_every_request_is_traced() -> None:
     assert ports(cluster(tree, "otel")) == [14317]
     assert tree["node"]["metadata"]["forebay"]["tracing"] == {"endpoint": "http://127.0.0.1:14317"}
     assert tree["layered_runtime"]["layers"][0]["static_layer"]["tracing.random_sampling"] == 100
-    sampler = manager(tree)["tracing"]["provider"]["typed_config"]["sampler"]
-    assert sampler["typed_config"]["wrapped_sampler"]["name"].endswith(".always_on")
+    for each in (manager(tree), egress_manager(tree)):
+        sampler = each["tracing"]["provider"]["typed_config"]["sampler"]
+        assert sampler["typed_config"]["wrapped_sampler"]["name"].endswith(".always_on")
 
 
 def test_an_upstream_serves_every_pool() -> None:
