@@ -16,7 +16,10 @@ from typing import BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.memory_store import MemoryStore
+from ext_proc.adapters.models import LocalModels
+from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
+from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
@@ -81,7 +84,9 @@ async def running(
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
-    ports = Ports(store=store, clock=clock, upstream=upstream)
+    tokens = TiktokenTokens(default_folder(environ), telemetry.log)
+    workers = open_workers(telemetry)
+    ports = Ports(store=store, clock=clock, upstream=upstream, tokens=tokens, workers=workers)
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
@@ -90,6 +95,8 @@ async def running(
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
+        if counts_tokens(changed):
+            tokens.load()
 
     watcher = Watcher(
         config,
@@ -104,6 +111,12 @@ async def running(
         closing.push_async_callback(telemetry.close)
         closing.push_async_callback(store.close)
         closing.push_async_callback(upstream.close)
+        closing.push_async_callback(workers.close)
+        telemetry.read(
+            "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
+        )
+        if counts_tokens(settings):
+            tokens.load()
         try:
             await admin.start()
         except OSError as error:
@@ -180,6 +193,26 @@ def open_store(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> O
             return shared
         case _:
             assert_never(settings)
+
+
+def open_workers(telemetry: Telemetry) -> WorkerPool:
+    """Return the processes for heavy work; they start when they are first needed."""
+    workers = WorkerPool()
+    telemetry.read("workers_busy", "Processes at heavy work", lambda: workers.busy)
+    telemetry.read("workers_waiting", "Heavy work in the queue", lambda: workers.waiting)
+    telemetry.read("workers_late", "Heavy work not done in time", lambda: workers.late)
+    telemetry.read(
+        "workers_rejected", "Heavy work that found the queue full", lambda: workers.rejected
+    )
+    telemetry.read("workers_died", "Processes that ended before their work", lambda: workers.died)
+    return workers
+
+
+def counts_tokens(settings: Settings) -> bool:
+    """Tell whether a filter of some profile counts tokens."""
+    return any(
+        kind.counts_tokens for profile in settings.profiles.values() for kind, _ in profile.filters
+    )
 
 
 def gateway_of(settings: Settings, ports: Ports, telemetry: Telemetry) -> Gateway:

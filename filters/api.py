@@ -41,6 +41,27 @@ class Parameter(enum.StrEnum):
     STOP = "stop"
 
 
+class Effort(enum.StrEnum):
+    """How much a model thinks before it answers, least first."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+    MAX = "max"
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """How much a model may think: the effort for models told in words, tokens for the others."""
+
+    effort: Effort
+    budget: int
+    always: bool = False
+    """Also where the request leaves it to the provider, for models known to think."""
+
+
 class Text:
     """One piece of text in the prompt, read and replaced in place."""
 
@@ -97,6 +118,18 @@ class Prompt(Protocol):
 
     def set_parameter(self, name: Parameter, value: Json) -> None:
         """Set a sampling parameter; raise `KeyError` when this dialect has no such parameter."""
+
+    def takes_temperature(self) -> bool:
+        """Tell whether the provider takes a temperature with this request; some models refuse."""
+
+    def limit_thinking(self, most: Thinking) -> bool:
+        """Let the model think at most so much, in the provider's own field; return if that changed.
+
+        Thinking is lowered or switched off, never raised.
+        """
+
+    def instruct(self, text: str) -> bool:
+        """Add to the instructions, behind what stands there; return False where there are none."""
 
     def transport_paths(self) -> Sequence[Path]:
         """Return the paths present that say how to deliver the answer, not what it says."""
@@ -276,6 +309,8 @@ class Ports:
     store: Store
     clock: Clock
     upstream: Upstream
+    tokens: Tokens
+    workers: Workers
 
 
 # --- The exchange --------------------------------------------------------------------------------
@@ -438,6 +473,8 @@ class Filter(Generic[ConfigT]):
     config_type: ClassVar[type[Config]]
     edits_stream: ClassVar[bool] = False
     """It changes or holds back what the client receives, instead of only watching it."""
+    counts_tokens: ClassVar[bool] = False
+    """It asks `ports.tokens.count`, for which an encoding is loaded early."""
 
     def __init__(self, config: ConfigT, prepared: Any, ports: Ports) -> None:
         self.config: Final = config

@@ -141,7 +141,10 @@ class FakeWorkers:
         await PortWait("workers")
         if self.failing:
             raise PortError("fake workers: told to fail")
-        return work(*arguments)
+        try:
+            return work(*arguments)
+        except Exception as error:
+            raise PortError(f"fake workers: {type(error).__name__}") from error
 
 
 @dataclass(slots=True)
@@ -201,5 +204,7 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "store": FakeStore(clock),
         "clock": clock,
         "upstream": FakeUpstream(),
+        "tokens": FakeTokens(),
+        "workers": FakeWorkers(),
     }
     return Ports(**ports | others)
