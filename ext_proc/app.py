@@ -86,7 +86,15 @@ async def running(
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
     tokens = TiktokenTokens(default_folder(environ), telemetry.log)
     workers = open_workers(telemetry)
-    ports = Ports(store=store, clock=clock, upstream=upstream, tokens=tokens, workers=workers)
+    models = LocalModels(clock)
+    ports = Ports(
+        store=store,
+        clock=clock,
+        upstream=upstream,
+        tokens=tokens,
+        workers=workers,
+        models=models,
+    )
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
@@ -112,6 +120,7 @@ async def running(
         closing.push_async_callback(store.close)
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
+        closing.callback(models.close)
         telemetry.read(
             "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
         )

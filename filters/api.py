@@ -311,6 +311,7 @@ class Ports:
     upstream: Upstream
     tokens: Tokens
     workers: Workers
+    models: Models
 
 
 # --- The exchange --------------------------------------------------------------------------------

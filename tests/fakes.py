@@ -206,5 +206,6 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "upstream": FakeUpstream(),
         "tokens": FakeTokens(),
         "workers": FakeWorkers(),
+        "models": FakeModels(),
     }
     return Ports(**ports | others)

@@ -295,10 +295,16 @@ def _merged_decoder(path: Path) -> None:
         node("Mul", "read fresh", "shown"),
         node("Slice", "states zero shown two", "present.0.encoder.key"),
         node("Slice", "states zero shown two", "present.0.encoder.value"),
-        node("If", "use_cache_branch", "from", then_branch=_branch("past_key_values.0.encoder.key"), else_branch=_branch("states")),
+        node(
+            "If",
+            "use_cache_branch",
+            "from",
+            then_branch=_branch("past_key_values.0.encoder.key"),
+            else_branch=_branch("states"),
+        ),
         node("Slice", "from start end two", "here"),
         node("Squeeze", "here heads", "logits"),
-    ]  # fmt: skip
+    ]
     constants = {**_CONSTANTS, "two": np.array([2]), "last": np.array([3])}
     inputs = {**_ASKED, **_STATES, **_memory("past_key_values", "past")}
     inputs["use_cache_branch"] = (BOOL, (1,))
