@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from filters.api import Delta, Finish, Parameter, Prompt, Reply, Role, Text, Turn, Usage
+from filters.api import (
+    Delta,
+    Effort,
+    Finish,
+    Parameter,
+    Prompt,
+    Reply,
+    Role,
+    Text,
+    Thinking,
+    Turn,
+    Usage,
+)
 from filters.dialects.base import (
     EVENT_STREAM,
     BodyPrompt,
@@ -22,6 +35,8 @@ from filters.dialects.base import (
     sse,
     text,
 )
+from filters.dialects.instructions import append_to
+from filters.dialects.thinking import at_least, lowered
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
 from filters.framing import Event, Framer, SseFramer
@@ -40,6 +55,16 @@ _CLIENT_TOOLS: Final = (
     "browser_",
     "tool_search_tool_",  # searches the tools of this very request
 )
+
+# From Opus 4.7 on a temperature is refused; from 4.6 on thinking has an effort and no budget. Some
+# of them think whatever the request says. A cloud puts its own words before and behind the names.
+_OWN_TEMPERATURE: Final = re.compile(
+    r"opus-4-(?:[7-9]|\d\d)(?!\d)|(?:opus|sonnet|haiku|fable|mythos)-(?:[5-9]|\d\d)(?!\d)|mythos"
+)
+_HAS_EFFORT: Final = re.compile(f"(?:opus|sonnet)-4-6|{_OWN_TEMPERATURE.pattern}")
+_ALWAYS_THINKS: Final = re.compile(r"fable|mythos|opus-5-5")
+_LEAST_BUDGET: Final = 1024  # of anthropic.types.ThinkingConfigEnabledParam
+_OFF: Final = {"type": "disabled"}
 
 _FINISHES: Final = {
     "end_turn": Finish.STOP,
@@ -198,18 +223,6 @@ def _turns(document: Document) -> list[Turn]:
     return turns
 
 
-_SHAPE: Final = Shape(
-    turns=_turns,
-    parameters={
-        Parameter.TEMPERATURE: (("temperature",),),
-        Parameter.TOP_P: (("top_p",),),
-        Parameter.MAX_TOKENS: (("max_tokens",),),
-        Parameter.STOP: (("stop_sequences",),),
-    },
-    transport=(("stream",), ("cache_control",)),
-)
-
-
 def _turn(document: Document, content: Json, at: Path, role: Role, path: Path) -> Turn:
     """Read a turn whose content, a string or an array of blocks, stands at `at`."""
     if isinstance(content, str):
@@ -290,6 +303,62 @@ def _is_tool(kind: str) -> bool:
     return kind.endswith(("tool_use", "tool_result"))
 
 
+def _takes_temperature(document: Document, model: str) -> bool:
+    """Not while it thinks, and with `top_p` alone the two would be refused together."""
+    root = document.root
+    thinks = mapping(root.get("thinking")).get("type") not in (None, "disabled")
+    nucleus = root.get("top_p") is not None and root.get("temperature") is None
+    return not (thinks or nucleus or _OWN_TEMPERATURE.search(model))
+
+
+def _limit_thinking(document: Document, model: str, most: Thinking) -> bool:
+    """Lower the budget, which stays below `max_tokens`, or the effort; `none` switches it off."""
+    match mapping(document.root.get("thinking")):
+        case {"type": "enabled", "budget_tokens": int(budget)}:
+            return _limit_budget(document, budget, most)
+        case {"type": "adaptive"}:
+            return _limit_effort(document, model, most, by_default=True)
+        case {"type": _}:
+            return False
+        case _:
+            known = most.always and _HAS_EFFORT.search(model)
+            return _limit_effort(document, model, most, by_default=bool(known))
+
+
+def _limit_budget(document: Document, budget: int, most: Thinking) -> bool:
+    room = document.root.get("max_tokens")
+    allowed = min(budget, max(most.budget, _LEAST_BUDGET))
+    if isinstance(room, int):
+        allowed = min(allowed, room - 1)
+    if most.effort is Effort.NONE or allowed < min(budget, _LEAST_BUDGET):
+        document.set(("thinking",), _OFF)
+        return True
+    if allowed < budget:
+        document.set(("thinking", "budget_tokens"), allowed)
+    return allowed < budget
+
+
+def _limit_effort(document: Document, model: str, most: Thinking, *, by_default: bool) -> bool:
+    """Lower the effort; `by_default` also one that the request leaves to the provider, `high`."""
+    if most.effort is Effort.NONE and by_default and not _ALWAYS_THINKS.search(model):
+        document.set(("thinking",), _OFF)
+        return True
+    at = ("output_config", "effort")
+    asked = document.get(at)
+    if asked is None and by_default:
+        asked = Effort.HIGH.value
+    instead = lowered(asked, at_least(most.effort, Effort.LOW))
+    if instead is not None:
+        document.set(at, instead)
+    return instead is not None
+
+
+def _instruct(document: Document, added: str) -> bool:
+    if not append_to(document, ("system",), {"type": "text", "text": added}, added):
+        document.set(("system",), added)
+    return True
+
+
 def _is_stateful(root: dict[str, Json]) -> bool:
     """Tell whether the answer depends on a container, another message or a server-run tool."""
     if root.get("container") is not None or root.get("mcp_servers"):
@@ -300,6 +369,21 @@ def _is_stateful(root: dict[str, Json]) -> bool:
         return False
     kinds = (mapping(tool).get("type") for tool in items(tools))
     return any(kind and not text(kind).startswith(_CLIENT_TOOLS) for kind in kinds)
+
+
+_SHAPE: Final = Shape(
+    turns=_turns,
+    parameters={
+        Parameter.TEMPERATURE: (("temperature",),),
+        Parameter.TOP_P: (("top_p",),),
+        Parameter.MAX_TOKENS: (("max_tokens",),),
+        Parameter.STOP: (("stop_sequences",),),
+    },
+    transport=(("stream",), ("cache_control",)),
+    takes_temperature=_takes_temperature,
+    limit_thinking=_limit_thinking,
+    instruct=_instruct,
+)
 
 
 # --- The reply -----------------------------------------------------------------------------------

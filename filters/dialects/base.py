@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from filters.api import Parameter, Turn
+from filters.api import Parameter, Thinking, Turn
 from filters.document import Document, Json, Path, encode, parse
 from filters.errors import NotJson
 
@@ -36,6 +36,12 @@ class Shape:
     """Members that say how to deliver the answer, not what it says."""
     tools: tuple[Path, ...] = (("tools",),)
     """Arrays of declared tools; they are shown joined."""
+    takes_temperature: Callable[[Document, str], bool] = lambda _document, _model: True
+    """Whether the model named takes a temperature, with what else the request asks for."""
+    limit_thinking: Callable[[Document, str, Thinking], bool] = lambda *_: False
+    """Lowers what the request asks the model named to think; says whether it changed anything."""
+    instruct: Callable[[Document, str], bool] = lambda *_: False
+    """Adds a text behind the instructions; says whether there is a place for it."""
 
 
 class BodyPrompt:
@@ -85,6 +91,18 @@ class BodyPrompt:
                 self.document.set(path, value)
                 return
         self.document.set(paths[0], value)
+
+    def takes_temperature(self) -> bool:
+        """Tell whether the provider takes a temperature with this request."""
+        return self._shape.takes_temperature(self.document, self.model)
+
+    def limit_thinking(self, most: Thinking) -> bool:
+        """Let the model think at most so much; return whether that changed the request."""
+        return self._shape.limit_thinking(self.document, self.model, most)
+
+    def instruct(self, text: str) -> bool:
+        """Add to the instructions, behind what stands there; return False where there are none."""
+        return self._shape.instruct(self.document, text)
 
     def transport_paths(self) -> Sequence[Path]:
         """Return the paths present that say how to deliver the answer, not what it says."""

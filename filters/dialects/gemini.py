@@ -6,11 +6,25 @@ array is meant. Replies are camelCase, as the provider writes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 from urllib.parse import unquote
 
-from filters.api import Delta, Finish, Parameter, Prompt, Reply, Role, Text, Turn, Usage
+from filters.api import (
+    Delta,
+    Effort,
+    Finish,
+    Parameter,
+    Prompt,
+    Reply,
+    Role,
+    Text,
+    Thinking,
+    Turn,
+    Usage,
+)
 from filters.dialects.base import (
     EVENT_STREAM,
     BodyPrompt,
@@ -25,6 +39,8 @@ from filters.dialects.base import (
     sse,
     text,
 )
+from filters.dialects.instructions import append_to
+from filters.dialects.thinking import at_least, lowered
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
 from filters.framing import Event, Framer, JsonArrayFramer, SseFramer
@@ -66,6 +82,17 @@ _STATE: Final = frozenset(
 )
 
 _CONFIGS: Final = ("generationConfig", "generation_config")
+
+# https://ai.google.dev/gemini-api/docs/thinking: 2.5 takes a budget, later ones a level, none both.
+# Pro cannot do without thinking, and Lite, when it thinks, not with less than 512 tokens.
+_HAS_BUDGET: Final = re.compile(r"gemini-2\.5")
+_HAS_LEVEL: Final = re.compile(r"gemini-(?:[3-9]|\d\d)")
+_PRO_LEAST: Final = 128
+_LITE_LEAST: Final = 512
+_BUDGETS: Final = ("thinkingBudget", "thinking_budget")
+_LEVELS: Final = ("thinkingLevel", "thinking_level")
+_THINKING: Final = ("thinkingConfig", "thinking_config")
+_INSTRUCTIONS: Final = ("systemInstruction", "system_instruction")
 
 # google.genai.types.FinishReason; what is not here reads as `OTHER`.
 _FINISHES: Final = {
@@ -259,7 +286,7 @@ def _turns(document: Document) -> list[Turn]:
     root = document.root
     turns = [
         _turn(document, root[name], (name,), Role.SYSTEM)
-        for name in ("systemInstruction", "system_instruction")
+        for name in _INSTRUCTIONS
         if root.get(name) is not None
     ]
     contents = root.get("contents")
@@ -287,10 +314,6 @@ def _parameters(config: str) -> dict[Parameter, tuple[Path, ...]]:
         parameter: tuple((place, spelling) for place in places for spelling in spellings)
         for parameter, spellings in names.items()
     }
-
-
-_SHAPE: Final = Shape(turns=_turns, parameters=_parameters("generationConfig"))
-_SNAKE_SHAPE: Final = Shape(turns=_turns, parameters=_parameters("generation_config"))
 
 
 def _role(content: dict[str, Json]) -> Role:
@@ -359,6 +382,69 @@ def _is_stateful(root: dict[str, Json]) -> bool:
         return True
     tools = root.get("tools")
     return bool(tools) and any(mapping(tool).keys() - _CLIENT_TOOLS for tool in _listed(tools))
+
+
+def _limit_thinking(document: Document, model: str, most: Thinking) -> bool:
+    """Lower the budget or the level, whichever the request names; -1 leaves it to the model."""
+    place = _first_of(document, (), _CONFIGS)
+    place = _first_of(document, place, _THINKING)
+    named = mapping(document.get(place))
+    for name in named.keys() & set(_BUDGETS):
+        asked, budget = named[name], _budget(model, most)
+        if isinstance(asked, int) and (asked > budget or asked < 0):
+            document.set((*place, name), budget)
+            return True
+    level = at_least(most.effort, Effort.LOW)  # not every model knows MINIMAL
+    for name in named.keys() & set(_LEVELS):
+        if (instead := lowered(named[name], level)) is not None:
+            document.set((*place, name), instead)
+            return True
+    if not most.always or not named.keys().isdisjoint((*_BUDGETS, *_LEVELS)):
+        return False
+    if _HAS_BUDGET.search(model):
+        document.set((*place, _BUDGETS[0]), _budget(model, most))
+    elif _HAS_LEVEL.search(model) and lowered(Effort.MAX.value, level) is not None:
+        document.set((*place, _LEVELS[0]), min(level, Effort.HIGH, key=list(Effort).index).value)
+    else:
+        return False
+    return True
+
+
+def _first_of(document: Document, at: Path, names: Sequence[str]) -> Path:
+    """Return the path of the first member that is there, or of the first of all."""
+    there = mapping(document.get(at)) if at else document.root
+    return (*at, next((name for name in names if there.get(name) is not None), names[0]))
+
+
+def _budget(model: str, most: Thinking) -> int:
+    budget = 0 if most.effort is Effort.NONE else most.budget
+    if "pro" in model:
+        return max(budget, _PRO_LEAST)
+    if "lite" in model and budget:
+        return max(budget, _LITE_LEAST)
+    return budget
+
+
+def _instruct(document: Document, added: str) -> bool:
+    place = _first_of(document, (), _INSTRUCTIONS)
+    part = {"text": added}
+    standing = document.get(place)
+    if isinstance(standing, str):
+        return append_to(document, place, part, added)
+    if isinstance(only := mapping(standing).get("parts"), dict):
+        document.set((*place, "parts"), [only, part])
+    elif not append_to(document, (*place, "parts"), part, added):
+        document.set(place, {"parts": [part]})
+    return True
+
+
+_SHAPE: Final = Shape(
+    turns=_turns,
+    parameters=_parameters("generationConfig"),
+    limit_thinking=_limit_thinking,
+    instruct=_instruct,
+)
+_SNAKE_SHAPE: Final = replace(_SHAPE, parameters=_parameters("generation_config"))
 
 
 # --- The reply -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
-from filters.api import Delta, Finish, Prompt, Usage
+from filters.api import Delta, Effort, Finish, Prompt, Thinking, Usage
 from filters.dialects.base import (
     EVENT_STREAM,
     count,
@@ -17,6 +17,7 @@ from filters.dialects.base import (
     sse,
     text,
 )
+from filters.dialects.thinking import at_least, lowered
 from filters.document import Document, Json, Path, encode
 from filters.framing import Event, Framer, SseFramer
 
@@ -48,6 +49,15 @@ _ERRORS: Final = {
     429: "rate_limit_error",
 }
 
+# A router may put a vendor before the name. The chat models among them think not.
+_THINKS: Final = re.compile(r"(?:^|/)(?:o[1-9](?:-|$)|gpt-(?:[5-9]|\d\d)(?!.*chat))")
+_KNOWS_NONE: Final = re.compile(r"(?:^|/)gpt-(?:5\.\d|[6-9]|\d\d)")
+_KNOWS_MINIMAL: Final = re.compile(r"(?:^|/)gpt-5(?![.\d])")
+_PRO: Final = re.compile(
+    r"(?:^|/)gpt-[\d.]+-pro"
+)  # knows no effort below medium, gpt-5-pro but one
+_OWN: Final = re.compile(r"(?:^|/)(?:gpt-|chatgpt-|o[1-9](?:-|$))")
+
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/?]+)")
 
 
@@ -58,6 +68,39 @@ def model(document: Document, path: str) -> str:
         return named
     found = _DEPLOYMENT.search(path)
     return found[1] if found else ""
+
+
+def thinks(model: str) -> bool:
+    """Tell by its name whether one of OpenAI's own models reasons; those keep their temperature.
+
+    They refuse any but 1: "does not support 0 with this model".
+    """
+    return bool(_THINKS.search(model))
+
+
+def is_own(model: str) -> bool:
+    """Tell by its name whether OpenAI serves a model; others come from servers that speak alike."""
+    return bool(_OWN.search(model))
+
+
+def limit_effort(document: Document, at: Path, model: str, most: Thinking) -> bool:
+    """Lower the effort that stands at `at`; put it there where the limit holds always.
+
+    Of OpenAI's models only those from gpt-5.1 on know `none`, and only gpt-5 knows `minimal`
+    (https://developers.openai.com/api/docs/guides/reasoning); the others get `low`.
+    """
+    if _PRO.search(model):
+        return False
+    known = _KNOWS_NONE if most.effort is Effort.NONE else _KNOWS_MINIMAL
+    effort = most.effort if known.search(model) else at_least(most.effort, Effort.LOW)
+    asked = document.get(at)
+    if asked is None and most.always and thinks(model):
+        instead: str | None = effort.value
+    else:
+        instead = lowered(asked, effort)
+    if instead is not None:
+        document.set(at, instead)
+    return instead is not None
 
 
 def framer(content_type: str) -> Framer | None:

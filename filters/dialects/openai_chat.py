@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from filters.api import Delta, Parameter, Prompt, Reply, Role, Text, Turn
+from filters.api import Delta, Effort, Parameter, Prompt, Reply, Role, Text, Thinking, Turn
 from filters.api import Finish as FinishReason
 from filters.dialects import openai
 from filters.dialects.base import (
@@ -17,10 +17,12 @@ from filters.dialects.base import (
     pieces,
     text,
 )
+from filters.dialects.instructions import append_to_messages, append_to_question
 from filters.document import Document, Json, Path
 from filters.errors import NotJson
 from filters.framing import Event, Framer
 
+_SWITCHES: Final = ("enable_thinking", "thinking")
 _CHUNK: Final = "chat.completion.chunk"
 
 _USER: Final = Role.USER  # in Python 3.11 reading an enum's member costs 0.1 us
@@ -137,6 +139,32 @@ def _parts(
     return tuple(texts), has_media
 
 
+def _limit_thinking(document: Document, model: str, most: Thinking) -> bool:
+    """Lower `reasoning_effort`; `none` also turns the switch in the chat templates of open models.
+
+    Qwen and GLM call it `enable_thinking`, DeepSeek `thinking`; vLLM and SGLang pass it on.
+    """
+    changed = openai.limit_effort(document, ("reasoning_effort",), model, most)
+    if most.effort is not Effort.NONE:
+        return changed
+    switches = document.get(("chat_template_kwargs",))
+    for name in _SWITCHES:
+        if mapping(switches).get(name) is True:
+            document.set(("chat_template_kwargs", name), value=False)
+            changed = True
+    if switches is None and most.always and not openai.is_own(model):
+        document.set(("chat_template_kwargs", _SWITCHES[0]), value=False)
+        changed = True
+    return changed
+
+
+def _instruct(document: Document, added: str) -> bool:
+    part = {"type": "text", "text": added}
+    return append_to_messages(document, "messages", part, added) or append_to_question(
+        document, "messages", part, added
+    )
+
+
 def _calls_tool(message: dict[str, Json]) -> bool:
     return bool(message.get("tool_calls") or message.get("function_call"))
 
@@ -154,6 +182,9 @@ _SHAPE: Final = Shape(
     },
     transport=openai.TRANSPORT,
     tools=(("tools",), ("functions",)),
+    takes_temperature=lambda _, model: not openai.thinks(model),
+    limit_thinking=_limit_thinking,
+    instruct=_instruct,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from filters.api import Delta, Finish, Parameter, Prompt, Reply, Role, Text, Turn, Usage
+from filters.api import Delta, Finish, Parameter, Prompt, Reply, Role, Text, Thinking, Turn, Usage
 from filters.dialects import openai
 from filters.dialects.base import (
     EVENT_STREAM,
@@ -20,6 +20,7 @@ from filters.dialects.base import (
     sse,
     text,
 )
+from filters.dialects.instructions import append_to, append_to_messages
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
 from filters.framing import Event, Framer
@@ -204,6 +205,19 @@ def _is_tool(kind: str) -> bool:
     return kind.endswith(("_call", "_output")) or kind.startswith("mcp_")
 
 
+def _limit_thinking(document: Document, model: str, most: Thinking) -> bool:
+    return openai.limit_effort(document, ("reasoning", "effort"), model, most)
+
+
+def _instruct(document: Document, added: str) -> bool:
+    part = {"type": "input_text", "text": added}
+    if append_to_messages(document, "input", part, added):
+        return True  # they stand behind the instructions
+    if not append_to(document, ("instructions",), part, added):
+        document.set(("instructions",), added)
+    return True
+
+
 def _is_stateful(root: dict[str, Json]) -> bool:
     if root.get("background") is True:
         return True
@@ -220,6 +234,9 @@ _SHAPE: Final = Shape(
         Parameter.MAX_TOKENS: (("max_output_tokens",),),
     },
     transport=openai.TRANSPORT,
+    takes_temperature=lambda _, model: not openai.thinks(model),
+    limit_thinking=_limit_thinking,
+    instruct=_instruct,
 )
 
 

@@ -1,0 +1,173 @@
+"""Hold requests to a profile: temperature, length, thinking, the words of a trade, review."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
+
+from filters.api import (
+    CONTINUE,
+    Config,
+    Effort,
+    Exchange,
+    Filter,
+    Parameter,
+    Prompt,
+    Role,
+    Thinking,
+    Verdict,
+)
+from filters.bounds import is_too_much
+from filters.glossary import Glossary, bundled
+
+Degrees: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+UNASKED_TEMPERATURE: Final = 1.0  # what OpenAI, Anthropic, Gemini and vLLM take for none
+REVIEW_HEADER: Final = "x-forebay-review"
+# From low to high as Gemini's OpenAI endpoint maps them: https://ai.google.dev/gemini-api/docs/openai
+BUDGETS: Final = {
+    Effort.NONE: 0,
+    Effort.MINIMAL: 1_024,
+    Effort.LOW: 1_024,
+    Effort.MEDIUM: 8_192,
+    Effort.HIGH: 24_576,
+    Effort.XHIGH: 32_768,
+    Effort.MAX: sys.maxsize,
+}
+_UNBOUNDED: Final = Thinking(Effort.MAX, sys.maxsize)
+
+
+class Range(Config, frozen=True):
+    """Bounds of the temperature; both the same set it."""
+
+    min: Degrees = 0.0
+    max: Degrees = 2.0
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"expected min to be at most max, got {self.min:g} and {self.max:g}")
+
+
+class ThinkingConfig(Config, frozen=True):
+    """How much the model may think."""
+
+    effort: Effort = Effort.LOW
+    """For models that are told in words; `none` switches thinking off where that can be."""
+    budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Tokens, for models that are told in numbers; by default what suits the effort."""
+    always: bool = False
+    """Also where the client left it to the provider; only models known to think are told."""
+
+
+class ParamsConfig(Config, frozen=True):
+    """What is set, lowered, added."""
+
+    temperature: Range | None = Range(max=0.0)
+    """Null leaves it to client and provider; models that refuse one are never sent one."""
+    max_tokens: Tokens | None = None
+    """No answer is longer; a request that asks for less keeps it."""
+    always_cap: bool = False
+    """Also requests that leave the length to the provider get `max_tokens`."""
+    thinking: ThinkingConfig | None = None
+    """Null leaves thinking to client and provider."""
+    glossary: tuple[Literal["finance", "legal", "medical"], ...] = ()
+    """Domains whose terms, where a prompt uses them, are explained behind its instructions."""
+    terms: dict[str, str] = msgspec.field(default_factory=dict)
+    """Terms of your own and their meanings; they go before those of the domains."""
+    most_terms: Annotated[int, msgspec.Meta(ge=1, le=100)] = 12
+    """No more are explained."""
+    review: bool = False
+    """Answers say that a person has to look at them: `X-Forebay-Review: required`."""
+
+
+class ParamsFilter(Filter[ParamsConfig]):
+    """Works before `cache`, so that what it sets is part of the key."""
+
+    name: ClassVar[str] = "params"
+    config_type: ClassVar[type[Config]] = ParamsConfig
+
+    @classmethod
+    def prepare(cls, config: ParamsConfig) -> Glossary | None:
+        """Build the finder of terms."""
+        terms: dict[str, str] = {}
+        for domain in config.glossary:
+            terms |= bundled(domain)
+        terms |= config.terms
+        return Glossary(terms) if terms else None
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        """Set what the profile says."""
+        if self.config.review:
+            exchange.client_headers[REVIEW_HEADER] = "required"
+        if exchange.dialect.operation == "embeddings":
+            return CONTINUE
+        self._limit_tokens(exchange)
+        self._limit_thinking(exchange)
+        self._set_temperature(exchange)  # a model that thinks may take none
+        self._explain_terms(exchange)
+        return CONTINUE
+
+    def _limit_tokens(self, exchange: Exchange) -> None:
+        most, prompt = self.config.max_tokens, exchange.prompt
+        if most is None:
+            return
+        asked = prompt.parameter(Parameter.MAX_TOKENS)
+        too_many = isinstance(asked, int | float) and asked > most
+        if too_many or (asked is None and self.config.always_cap):
+            prompt.set_parameter(Parameter.MAX_TOKENS, most)
+            exchange.note("params.max_tokens", most)
+
+    def _limit_thinking(self, exchange: Exchange) -> None:
+        told = self.config.thinking
+        most = _UNBOUNDED  # a budget has to stay below a `max_tokens` that was lowered
+        if told is not None:
+            budget = BUDGETS[told.effort] if told.budget is None else told.budget
+            most = Thinking(told.effort, budget, told.always)
+        elif self.config.max_tokens is None:
+            return
+        if exchange.prompt.limit_thinking(most):
+            exchange.note("params.thinking", most.effort.value)
+
+    def _set_temperature(self, exchange: Exchange) -> None:
+        told, prompt = self.config.temperature, exchange.prompt
+        if told is None:
+            return
+        asked = prompt.parameter(Parameter.TEMPERATURE)
+        wanted = _bounded(asked, told)
+        if wanted in (None, asked) or (asked is None and wanted == UNASKED_TEMPERATURE):
+            return
+        if not prompt.takes_temperature() or (wanted == 0 and _wants_choices(prompt)):
+            exchange.note("params.skip", "temperature")
+            return
+        prompt.set_parameter(Parameter.TEMPERATURE, wanted)
+        exchange.note("params.temperature", wanted)
+
+    def _explain_terms(self, exchange: Exchange) -> None:
+        glossary: Glossary | None = self.prepared
+        if glossary is None:
+            return
+        turns = exchange.prompt.turns()
+        said = [text.value for turn in turns for text in turn.texts if text.role is not Role.TOOL]
+        if is_too_much(said):
+            exchange.note("params.skip", "size")
+            return
+        used = glossary.used_in(said, self.config.most_terms)
+        if used and exchange.prompt.instruct(glossary.write(used)):
+            exchange.note("params.terms", len(used))
+
+
+def _bounded(asked: object, told: Range) -> float | None:
+    """Return a temperature within bounds; None where something other than a number was asked."""
+    if asked is None:
+        asked = UNASKED_TEMPERATURE
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        return None
+    return min(max(asked, told.min), told.max)
+
+
+def _wants_choices(prompt: Prompt) -> bool:
+    """Several choices of the same; vLLM refuses them: "n must be 1 when using greedy sampling"."""
+    choices = prompt.parameter(Parameter.CHOICES)
+    return isinstance(choices, int) and choices > 1
