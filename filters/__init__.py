@@ -6,11 +6,13 @@ from filters.api import Filter
 from filters.cache import CacheFilter
 from filters.clean import CleanFilter
 from filters.route import RouteFilter
+from filters.think import ThinkFilter
 
 BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     # In the order in which a request passes them; a reply passes them the other way.
     "clean": CleanFilter,
     "cache": CacheFilter,
+    "think": ThinkFilter,
     "route": RouteFilter,
 }
 """Every filter a profile may name: config key to class."""

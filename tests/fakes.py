@@ -178,6 +178,8 @@ class FakeUpstream:
     answer: str = ""
     asked: list[tuple[str, str, str, int]] = field(default_factory=list)
     """Cluster, model, prompt and most tokens of every call."""
+    traces: list[str] = field(default_factory=list)
+    """The traceparent of every call."""
 
     async def ask(
         self,
@@ -191,6 +193,7 @@ class FakeUpstream:
         traceparent: str = "",
     ) -> str:
         self.asked.append((cluster, model, prompt, max_tokens))
+        self.traces.append(traceparent)
         await PortWait("upstream")
         if not self.answer:
             raise PortError("fake upstream: nothing to answer")
