@@ -1,0 +1,231 @@
+"""Say in a few of its own sentences what a text says, above all what is asked of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from filters.sentences import Sentence, split_sentences
+from filters.terms import terms_of
+from filters.token_estimate import estimate_tokens
+
+NOTHING_KEPT: Final = "[…]"
+"""Stands where nothing of a text was kept, for a message is never emptied."""
+
+# What counts for a sentence: what it shares with the question, with the rest, and where it stands.
+_ASKED_WEIGHT: Final = 0.8
+_CENTRAL_WEIGHT: Final = 0.15
+_PLACE_WEIGHT: Final = 0.05
+# Okapi BM25. Its b is low: a fact in a long sentence is a fact.
+_K1: Final = 1.2
+_B: Final = 0.3
+# What a sentence is about may stand before it: in its heading, or in the sentence that "it" means.
+_HEADING_SHARE: Final = 0.7
+_MEANT_SHARE: Final = 0.7
+_BEFORE_SHARE: Final = 0.25
+_KIND_BONUS: Final = 1.3  # it holds a number where one is asked for
+_ROUNDS: Final = 3  # of rank going from sentences to their terms and back; more changes little
+_DAMPING: Final = 0.85
+_REPEATS: Final = 0.85  # a sentence that shares so much with one that was taken says nothing else
+
+_MEANS_ANOTHER: Final = re.compile(
+    r"\W*(?:(?:it|its|they|their|them|he|his|she|her|this|that|these|those"
+    r"|the (?:former|latter|same))\b|[它他她其这该此]|前者|后者|对此|为此)",
+    re.IGNORECASE,
+)
+_DIGIT: Final = re.compile(
+    r"\d|[一二三四五六七八九十百千万亿两]+(?:[年月日号人个元米吨岁座次台名层家公小分]|%)"
+)
+_ASKS_NUMBER: Final = re.compile(
+    r"\bhow (?:many|much|long|old|far|tall|deep|big|large|high|often|heavy|fast)\b|\bwhen\b"
+    r"|\b(?:what|which) (?:year|date|day|time|month|number|percentage|amount|price|age)\b"
+    r"|多少|多大|多长|多高|多重|多久|多远|几[年月日号个人岁次台名层家座天点]|哪年|哪天|何时|什么时候|哪一[年天]",
+    re.IGNORECASE,
+)
+
+
+# What a task says of any text tells no sentence from another.
+_OF_THE_TASK: Final = re.compile(
+    r"\b(?:summari[sz]e|summary|documents?|articles?|texts?|passages?|paragraphs?|following|above"
+    r"|below|answers?|questions?|briefly|sentences?|words?)\b"
+    r"|总结|概括|归纳|摘要|文章|文档|文本|材料|资料|原文|全文|内容|以下|以上|下面|上面|上述|回答|问题|一下|简要",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A sentence with its terms, and which text it comes from."""
+
+    sentence: Sentence
+    source: int
+    terms: Counter[str]
+
+
+def summarise(text: str, most_tokens: int, question: str = "") -> str:
+    """Return sentences of `text` of about `most_tokens` tokens in all, in their order.
+
+    Those come first that `question` is about. A text that fits comes back as it is.
+    """
+    (summary,) = summarise_all([text], most_tokens, question)
+    return summary
+
+
+def summarise_all(texts: Sequence[str], most_tokens: int, question: str = "") -> list[str]:
+    """Return a summary for each of `texts`, of about `most_tokens` for all of them together.
+
+    A text of which nothing is kept becomes `NOTHING_KEPT`.
+    """
+    if sum(map(estimate_tokens, texts)) <= most_tokens:
+        return list(texts)
+    units = [
+        _Scored(sentence, source, Counter(terms_of(sentence.text)))
+        for source, text in enumerate(texts)
+        for sentence in split_sentences(text)
+    ]
+    asked = terms_of(_OF_THE_TASK.sub(" ", question))
+    kept = _chosen(units, _scores(units, asked, question), most_tokens)
+    summaries: list[list[int]] = [[] for _ in texts]
+    for index in sorted(kept):
+        summaries[units[index].source].append(index)
+    return [_joined(units, indexes) if indexes else NOTHING_KEPT for indexes in summaries]
+
+
+def _scores(units: Sequence[_Scored], asked: Iterable[str], question: str) -> list[float]:
+    """Return how much each sentence deserves to be kept."""
+    found_in = Counter(term for unit in units for term in unit.terms)
+    rarity = {
+        term: math.log(1 + (len(units) - count + 0.5) / (count + 0.5))
+        for term, count in found_in.items()
+    }
+    about = _about(units, {term for term in asked if term in rarity}, rarity)
+    if _ASKS_NUMBER.search(question):
+        about = [
+            score * (_KIND_BONUS if _DIGIT.search(unit.sentence.text) else 1.0)
+            for score, unit in zip(about, units, strict=True)
+        ]
+    central = _central(units, rarity)
+    most_about = max(about, default=0.0) or 1.0
+    most_central = max(central, default=0.0) or 1.0
+    return [
+        _ASKED_WEIGHT * about[index] / most_about
+        + _CENTRAL_WEIGHT * central[index] / most_central
+        + _PLACE_WEIGHT * _place(units, index)
+        for index in range(len(units))
+    ]
+
+
+def _about(units: Sequence[_Scored], asked: set[str], rarity: dict[str, float]) -> list[float]:
+    """Return how much each sentence is about the terms `asked`, its context included (BM25)."""
+    if not asked:
+        return [0.0] * len(units)
+    average = sum(unit.terms.total() for unit in units) / len(units) or 1.0
+    scores: list[float] = []
+    start = 0  # of the text that the sentence comes from
+    for index, unit in enumerate(units):
+        if index and unit.source != units[index - 1].source:
+            start = index
+        weight = 1 - _B + _B * unit.terms.total() / average
+        own = asked & unit.terms.keys()
+        score = 0.0
+        for term in own:
+            times = unit.terms[term]
+            score += rarity[term] * times * (_K1 + 1) / (times + _K1 * weight)
+        heading = unit.sentence.heading
+        if heading is not None:
+            context = asked & units[start + heading].terms.keys() - own
+            score += _HEADING_SHARE * sum(rarity[term] for term in context)
+            own |= context
+        if index > start and not unit.sentence.is_heading:
+            before = units[index - 1]
+            if before.sentence.paragraph == unit.sentence.paragraph:
+                share = _MEANT_SHARE if _means_another(unit) else _BEFORE_SHARE
+                context = asked & before.terms.keys() - own
+                score += share * sum(rarity[term] for term in context)
+        scores.append(score)
+    return scores
+
+
+def _central(units: Sequence[_Scored], rarity: dict[str, float]) -> list[float]:
+    """Return the rank of each sentence: TextRank, but by way of the terms that sentences share.
+
+    Rank goes from sentences to their terms and back, so that the work grows with the number of
+    terms and not with the square of the number of sentences.
+    """
+    ranks = [1.0] * len(units)
+    weights = [sum(rarity[term] for term in unit.terms) or 1.0 for unit in units]
+    for _ in range(_ROUNDS):
+        terms: dict[str, float] = dict.fromkeys(rarity, 0.0)
+        totals: dict[str, float] = dict.fromkeys(rarity, 0.0)
+        for unit, rank, weight in zip(units, ranks, weights, strict=True):
+            for term in unit.terms:
+                terms[term] += rank * rarity[term] / weight
+                totals[term] += 1.0
+        ranks = [
+            1 - _DAMPING + _DAMPING * sum(terms[term] / totals[term] for term in unit.terms)
+            for unit in units
+        ]
+        mean = sum(ranks) / len(ranks) or 1.0
+        ranks = [rank / mean for rank in ranks]
+    return ranks
+
+
+def _place(units: Sequence[_Scored], index: int) -> float:
+    """Return 1 for a text's first sentence, half for a paragraph's first, 0 for a heading."""
+    unit = units[index]
+    if unit.sentence.is_heading:
+        return 0.0
+    if not index or units[index - 1].source != unit.source:
+        return 1.0
+    return 0.5 if units[index - 1].sentence.paragraph != unit.sentence.paragraph else 0.2
+
+
+def _chosen(units: Sequence[_Scored], scores: Sequence[float], most_tokens: int) -> set[int]:
+    """Return the indexes of the best sentences that fit, with what they cannot stand without."""
+    kept: set[int] = set()
+    left = most_tokens
+    order = sorted(range(len(units)), key=lambda index: (-scores[index], index))
+    for index in order:
+        if left <= 0:
+            break
+        if index in kept or not units[index].terms or _repeats(units, index, kept):
+            continue
+        cost = _cost(units[index])
+        if cost > left and kept:
+            continue
+        kept.add(index)
+        left -= cost
+        if index and _means_another(units[index]):
+            before = index - 1
+            cost = _cost(units[before])
+            if before not in kept and units[before].source == units[index].source and cost <= left:
+                kept.add(before)
+                left -= cost
+    return kept
+
+
+def _repeats(units: Sequence[_Scored], index: int, kept: Iterable[int]) -> bool:
+    terms = units[index].terms.keys()
+    return any(len(terms & units[other].terms.keys()) >= _REPEATS * len(terms) for other in kept)
+
+
+def _cost(unit: _Scored) -> int:
+    return estimate_tokens(unit.sentence.text.rstrip()) + 1  # and the line's end
+
+
+def _means_another(unit: _Scored) -> bool:
+    return _MEANS_ANOTHER.match(unit.sentence.text) is not None
+
+
+def _joined(units: Sequence[_Scored], indexes: Sequence[int]) -> str:
+    """Put sentences together: neighbours as they stood, others on lines of their own."""
+    pieces: list[str] = []
+    for position, index in enumerate(indexes):
+        text = units[index].sentence.text
+        neighbour = position + 1 < len(indexes) and indexes[position + 1] == index + 1
+        pieces.append(text if neighbour else f"{text.rstrip()}\n")
+    return "".join(pieces).rstrip()
