@@ -177,8 +177,13 @@ class _Before:
 
 def patience_s(filters: Iterable[tuple[type[AnyFilter], Config]]) -> float:
     """Return for how many seconds to ask the proxy, 0 where the filters' waits are short."""
-    waits_s = sum(kind.longest_wait_s(config) for kind, config in filters)
-    return waits_s + SPARE_S if waits_s > WAIT_S else 0.0
+    needed_s = waits_s(filters)
+    return needed_s + SPARE_S if needed_s > WAIT_S else 0.0
+
+
+def waits_s(filters: Iterable[tuple[type[AnyFilter], Config]]) -> float:
+    """Return how long a request may wait in its filters, in seconds."""
+    return sum(kind.longest_wait_s(config) for kind, config in filters)
 
 
 def refusal(exchange: Exchange, error: FilterError) -> Answer:

@@ -90,17 +90,40 @@ class Cluster:
 
     def addresses(self) -> list[str | tuple[str, int]]:
         """Return where its endpoints are: a socket's path, or host and port."""
-        found: list[str | tuple[str, int]] = []
-        for locality in self.part.get("load_assignment", "endpoints"):
-            for endpoint in locality.get("lb_endpoints"):
-                address = endpoint.get("endpoint", "address")
-                socket = address.get("socket_address")
-                if pipe := address.get("pipe", "path").text:
-                    found.append(pipe)
-                elif host := socket.get("address").text:
-                    port = socket.get("port_value").value
-                    found.append((host, port if isinstance(port, int) else 0))
-        return found
+        return [
+            address
+            for locality in self.part.get("load_assignment", "endpoints")
+            for endpoint in locality.get("lb_endpoints")
+            if (address := _address(endpoint.get("endpoint", "address")))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listener of `static_resources`."""
+
+    part: Part
+    name: str
+    managers: tuple[Part, ...]
+    """Its HTTP connection managers."""
+
+    @property
+    def address(self) -> str | tuple[str, int] | None:
+        """Where it listens: a socket's path, or host and port."""
+        return _address(self.part.get("address"))
+
+    def ext_procs(self) -> list[Part]:
+        """Return its ext_proc filters, whomever they call."""
+        return [
+            http_filter
+            for manager in self.managers
+            for http_filter in manager.get("http_filters")
+            if http_filter.get("typed_config").type == _EXT_PROC
+        ]
+
+    def routes(self) -> list[tuple[str, tuple[Part, ...]]]:
+        """Return each route's path in messages, and its configuration, virtual host and itself."""
+        return [each for manager in self.managers for each in _route_levels(self.name, manager)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +196,7 @@ class Bootstrap:
 
     root: Part
     clusters: dict[str, Cluster] = field(default_factory=dict)
+    listeners: list[Listener] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
     unread: list[Problem] = field(default_factory=list)
     """What could not be read as the message it should be."""
@@ -188,16 +212,30 @@ def read_bootstrap(file: YamlFile) -> Bootstrap:
         seen.clusters[name] = Cluster(part, name)
     for listener in seen.root.get("static_resources", "listeners"):
         chains = [*listener.get("filter_chains"), listener.get("default_filter_chain")]
-        for chain in chains:
-            for network_filter in chain.get("filters"):
-                manager = network_filter.get("typed_config")
-                if manager.type == _HTTP:
-                    _read_manager(seen, listener, manager)
+        managers = tuple(
+            manager
+            for chain in chains
+            for network_filter in chain.get("filters")
+            if (manager := network_filter.get("typed_config")).type == _HTTP
+        )
+        name = listener.get("name").text or "listener"
+        seen.listeners.append(Listener(listener, name, managers))
+        for manager in managers:
+            _read_manager(seen, name, listener, manager)
     return seen
 
 
-def _read_manager(seen: Bootstrap, listener: Part, manager: Part) -> None:
-    name = listener.get("name").text or "listener"
+def _address(part: Part) -> str | tuple[str, int] | None:
+    socket = part.get("socket_address")
+    if pipe := part.get("pipe", "path").text:
+        return pipe
+    if host := socket.get("address").text:
+        port = socket.get("port_value").value
+        return host, port if isinstance(port, int) else 0
+    return None
+
+
+def _read_manager(seen: Bootstrap, name: str, listener: Part, manager: Part) -> None:
     http_filters = list(manager.get("http_filters"))
     for http_filter in http_filters:
         config = http_filter.get("typed_config")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,21 +28,24 @@ from ext_proc.config import (
     parse_host_port,
     parse_listen,
 )
-from ext_proc.settings_reader import not_among, pools_in
-from ext_proc.tools.bootstrap import Bootstrap, Gateway, Mode, Part, Route
+from ext_proc.settings_reader import clusters_in, not_among, pools_in
+from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
+from filters.pipeline import SPARE_S, patience_s, waits_s
 from filters.units import Duration, Size
 
 LEAST_REQUESTS: Final = 10_000  # with the default, 1,024, 1,500 slow replies gave 476 errors
 LEAST_BODY: Final = Size("8MiB")  # images travel inside the JSON
 DEFAULT_BODY: Final = Size("1MiB")  # Envoy's
+ENVOYS_TIMEOUT: Final = datetime.timedelta(milliseconds=200)  # where none is set
 LEAST_TIMEOUT: Final = Duration("50ms")  # less than a busy moment of the server
 MOST_TIMEOUT: Final = Duration("10s")  # what a stuck server then costs each request
 
+CLUSTER_HEADER: Final = "x-forebay-cluster"
 # Headers that Forebay sets and Envoy acts on or shows: a client may not.
 INTERNAL_HEADERS: Final = (
-    "x-forebay-cluster",
+    CLUSTER_HEADER,
     "x-forebay-profile",
     "x-forebay-intent",
     "x-forebay-shards",
@@ -235,9 +238,31 @@ def _good_timeouts(gateway: Gateway) -> Iterator[Problem]:
             text = f"expected from {LEAST_TIMEOUT} to {MOST_TIMEOUT}, got {seconds}"
             yield part.get("message_timeout").problem(f"{path}.message_timeout", text, warning=True)
     most = message.max_message_timeout
-    if most is not None and most < (timeout or datetime.timedelta(milliseconds=200)):
+    if most is not None and most < (timeout or ENVOYS_TIMEOUT):
         text = f"expected no less than message_timeout, got {Duration(most.total_seconds())}"
         yield part.get("max_message_timeout").problem(f"{path}.max_message_timeout", text)
+
+
+def _waits_are_allowed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Hold the filters' waits against what Envoy lets Forebay ask for."""
+    for gateway in seen.gateways:
+        named = {route.profile: None for route in gateway.routes if route.profile}
+        waiting = [settings.profiles[name] for name in named if name in settings.profiles]
+        if not waiting:
+            continue
+        longest = max(waiting, key=lambda profile: waits_s(profile.filters))
+        message, part = gateway.message, gateway.filter
+        least, name = patience_s(longest.filters), "max_message_timeout"
+        of = f"the waits of profile {longest.name} and {Duration(SPARE_S)}"
+        allowed = message.max_message_timeout
+        if not least:  # too short to ask for more than every message has
+            least, name = waits_s(longest.filters), "message_timeout"
+            of = f"the waits of profile {longest.name}"
+            allowed = message.message_timeout or ENVOYS_TIMEOUT
+        if least > (allowed.total_seconds() if allowed else 0):
+            got = Duration(allowed.total_seconds()) if allowed else "nothing"
+            text = f"expected at least {Duration(least)}, {of}, got {got}"
+            yield part.get(name).problem(f"{gateway.name}.ext_proc.{name}", text)
 
 
 def _metadata_arrives(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -334,18 +359,22 @@ def _good_plain(route: Route, cluster: str, profile: ProfileSettings) -> Iterato
 def _good_chosen(gateway: Gateway, index: int) -> Iterator[Problem]:
     route = gateway.routes[index]
     header = route.part.get("route", "cluster_header")
-    if header.text != "x-forebay-cluster":
-        message = f'expected "x-forebay-cluster", got {found(header.value)}'
+    if header.text != CLUSTER_HEADER:
+        message = f'expected "{CLUSTER_HEADER}", got {found(header.value)}'
         yield header.problem(f"{route.path}.route.cluster_header", message)
+    yield from _header_removed(route.path, route.levels)
+
+
+def _header_removed(path: str, levels: Sequence[Part]) -> Iterator[Problem]:
     removed = [
         name
-        for level in route.levels
+        for level in levels
         for part in level.get("request_headers_to_remove")
         if (name := part.text.lower())
     ]
-    if "x-forebay-cluster" not in removed:
-        message = 'expected "x-forebay-cluster", or the upstream sees it, got none'
-        yield route.part.problem(f"{route.path}.request_headers_to_remove", message)
+    if CLUSTER_HEADER not in removed:
+        message = f'expected "{CLUSTER_HEADER}", or the upstream sees it, got none'
+        yield levels[-1].problem(f"{path}.request_headers_to_remove", message)
 
 
 def _chosen_before(gateway: Gateway, index: int) -> Iterator[Problem]:
@@ -392,6 +421,83 @@ def _no_route_is_shadowed(seen: Bootstrap, settings: Settings) -> Iterator[Probl
                         break
 
 
+# --- Forebay's own questions ---------------------------------------------------------------------
+
+
+def _asked_clusters_exist(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    for profile in settings.profiles.values():
+        for kind, config in profile.filters:
+            for key, cluster in clusters_in(config):
+                # An inherited setting is the base's to say.
+                place = _block(seen).get("profiles", profile.name, kind.name, *key.split("."))
+                if place and cluster not in seen.clusters:
+                    path = f"forebay.profiles.{profile.name}.{kind.name}.{key}"
+                    yield place.problem(path, not_among("a cluster", cluster, seen.clusters))
+
+
+def _egress_is_there(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Look for the way by which Forebay asks models, where some filter does."""
+    asking = [
+        f"profiles.{profile.name}.{kind.name}"
+        for profile in settings.profiles.values()
+        for kind, config in profile.filters
+        if clusters_in(config)
+    ]
+    if not asking:
+        return
+    egress = parse_listen(settings.server.egress)
+    found_here = [
+        listener
+        for listener in seen.listeners
+        if listener.address is not None and _same_address(listener.address, egress)
+    ]
+    if not found_here:
+        place = seen.root.get("static_resources", "listeners")
+        message = (
+            f'expected one at the address in forebay.server.egress, "{settings.server.egress}", '
+            f"by which {asking[0]} asks, got none"
+        )
+        yield place.problem("static_resources.listeners", message)
+    for listener in found_here:
+        yield from _good_egress(listener)
+
+
+def _egress_is_private(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Look for listeners on which any caller may name the cluster, whether a filter asks or not."""
+    del settings
+    for listener in seen.listeners:
+        at = listener.address
+        if not _ours(seen, listener) or not isinstance(at, tuple) or is_loopback(at[0]):
+            continue
+        stripped = all(_strips(manager, CLUSTER_HEADER) for manager in listener.managers)
+        if not stripped and not listener.ext_procs():
+            message = "expected a socket or a loopback address, for who calls may name any cluster"
+            place = listener.part.get("address")
+            yield place.problem(f"{listener.name}.address", f'{message}, got "{_written(at)}"')
+
+
+def _good_egress(listener: Listener) -> Iterator[Problem]:
+    for ext_proc in listener.ext_procs():
+        message = "expected no ext_proc filter, for Forebay would be asked what it asks, got one"
+        yield ext_proc.problem(f"{listener.name}.http_filters", message)
+    for manager in listener.managers:
+        if _strips(manager, CLUSTER_HEADER):
+            extensions = manager.get("early_header_mutation_extensions")
+            path = f"{listener.name}.early_header_mutation_extensions"
+            message = f"expected {CLUSTER_HEADER} to reach the routes, got its removal"
+            yield extensions.problem(path, message)
+    routes = [
+        (path, levels)
+        for path, levels in listener.routes()
+        if levels[-1].get("route", "cluster_header").text == CLUSTER_HEADER
+    ]
+    if not routes:
+        message = f"expected one with cluster_header: {CLUSTER_HEADER}, got none"
+        yield listener.part.problem(f"{listener.name}.routes", message)
+    for path, levels in routes:
+        yield from _header_removed(path, levels)
+
+
 # --- Trust ---------------------------------------------------------------------------------------
 
 
@@ -417,6 +523,13 @@ def _internal_headers_are_stripped(seen: Bootstrap, settings: Settings) -> Itera
             place = _block(seen).get("tenant", "header")
             message = f'expected a header that reaches Forebay, got "{tenant}", removed by {path}'
             yield place.problem("forebay.tenant.header", message)
+
+
+def _strips(manager: Part, name: str) -> bool:
+    """Tell whether a header is taken off every request before routes are looked at."""
+    extensions = manager.get("early_header_mutation_extensions")
+    mutations = (one for each in extensions for one in each.get("typed_config", "mutations"))
+    return any(_removes(mutation, name) for mutation in mutations)
 
 
 def _removes(mutation: Part, name: str) -> bool:
@@ -445,10 +558,20 @@ def _nothing_is_exposed(seen: Bootstrap, settings: Settings) -> Iterator[Problem
     if address and not is_loopback(address.text):
         message = f"expected a loopback address, for it can stop Envoy, got {found(address.value)}"
         yield address.problem("admin.address", message)
-    for gateway in seen.gateways:
-        logs = [*gateway.manager.get("access_log"), *gateway.listener.get("access_log")]
-        for log in logs:
-            yield from _discreet(log.get("typed_config"), f"{gateway.name}.access_log")
+    for listener in seen.listeners:
+        if not _ours(seen, listener):
+            continue
+        logs = [log for manager in listener.managers for log in manager.get("access_log")]
+        for log in (*logs, *listener.part.get("access_log")):
+            yield from _discreet(log.get("typed_config"), f"{listener.name}.access_log")
+
+
+def _ours(seen: Bootstrap, listener: Listener) -> bool:
+    """Tell a listener that calls Forebay, or that Forebay may call, from all others."""
+    if any(gateway.listener.place == listener.part.place for gateway in seen.gateways):
+        return True
+    headers = (levels[-1].get("route", "cluster_header") for _, levels in listener.routes())
+    return any(header.text == CLUSTER_HEADER for header in headers)
 
 
 def _discreet(config: Part, path: str) -> Iterator[Problem]:
@@ -542,10 +665,14 @@ RULES: Final[tuple[Rule, ...]] = (
     _envoy_calls_forebay,
     _admin_agrees,
     _filter_is_able,
+    _waits_are_allowed,
     _metadata_arrives,
     _modes_fit,
     _pools_have_ways,
     _no_route_is_shadowed,
+    _asked_clusters_exist,
+    _egress_is_there,
+    _egress_is_private,
     _internal_headers_are_stripped,
     _nothing_is_exposed,
     _bodies_fit,
