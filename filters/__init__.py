@@ -5,12 +5,16 @@ from typing import Any, Final
 from filters.api import Filter
 from filters.cache import CacheFilter
 from filters.clean import CleanFilter
+from filters.params import ParamsFilter
 from filters.route import RouteFilter
+from filters.shape import ShapeFilter
 from filters.think import ThinkFilter
 
 BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     # In the order in which a request passes them; a reply passes them the other way.
     "clean": CleanFilter,
+    "shape": ShapeFilter,
+    "params": ParamsFilter,
     "cache": CacheFilter,
     "think": ThinkFilter,
     "route": RouteFilter,

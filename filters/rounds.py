@@ -1,0 +1,138 @@
+"""Cut a conversation into rounds, what the user says and all that answers it; choose old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from filters.api import Role, Text, Turn
+from filters.document import Document, Path
+from filters.tool_pairs import is_cut_from_its_call
+from filters.transcript import NOTHING, Gone, take_summary
+
+_MOST_STEPS: Final = 5  # of a path: what lies deeper is in a document or a tool's result, not said
+_JSON_STARTS: Final = ("{", "[")
+
+
+def round_starts(speakers: Iterable[Role]) -> list[int]:
+    """Return where rounds begin: where the user speaks and did not just before.
+
+    A system prompt in between does not end what the user says. What stands before the first round
+    belongs to none.
+    """
+    starts: list[int] = []
+    before: Role | None = None
+    for index, speaker in enumerate(speakers):
+        if speaker is Role.SYSTEM:
+            continue
+        if speaker is Role.USER and before is not Role.USER:
+            starts.append(index)
+        before = speaker
+    return starts
+
+
+def rounds_to_cut(count: int, keep: int, step: int) -> int:
+    """Return how many of `count` rounds to cut so that at least the last `keep` stay.
+
+    It is a multiple of `step` where it can be: for so many rounds the same ones stay, and with them
+    the prefix that a model server keeps of a prompt.
+    """
+    old = max(count - keep, 0)
+    return old - old % step or old
+
+
+@dataclass(frozen=True, slots=True)
+class OldRounds:
+    """What of a prompt's messages is to be summarised, and how the rest has to change for it."""
+
+    turns: tuple[Turn, ...]
+    """The messages that go."""
+    texts: tuple[str, ...]
+    """What goes with them, tools' results included."""
+    gone: Gone
+    """What to summarise: theirs, and the summaries that messages which stay have in front."""
+    carrier: Text
+    """What the user says where the summary is to stand."""
+    rest: dict[Path, str]
+    """Texts that stay, without the summaries that they had in front."""
+
+
+def old_rounds(
+    document: Document, turns: Sequence[Turn], *, keep: int, step: int, at_question: bool
+) -> OldRounds | None:
+    """Choose the rounds before the last `keep` ones; None when there are none to take.
+
+    Of them stay system prompts and whole rounds with an image, a sound or a file, and no call of a
+    tool is cut from its result. The summary's place is a text of the user's: it needs no message
+    of its own, whose role some model's template would not take there.
+    """
+    starts = round_starts(Role.TOOL if turn.has_tool else turn.role for turn in turns)
+    count = rounds_to_cut(len(starts), keep, step)
+    ends = [*starts[1:], len(turns)]
+    for cut in range(count, 0, -1):
+        rounds = [turns[start:end] for start, end in zip(starts[:cut], ends, strict=False)]
+        old = [one for one in rounds if not any(turn.has_media for turn in one)]
+        going = [turn for one in old for turn in one if turn.role is not Role.SYSTEM]
+        carrier = _said(turns[starts[-1 if at_question else cut]])
+        if not going or carrier is None or _breaks_a_pair(document, turns, going):
+            continue
+        gone, rest = Gone(len(going), ()), {}
+        for one in old:
+            gone += _words(one)
+        for text in filter(None, map(_said, turns[starts[cut] :])):
+            summary, without = take_summary(text.value)
+            if summary.turns:
+                gone, rest[text.path] = gone + summary, without
+        rest.setdefault(carrier.path, carrier.value)
+        texts = tuple(text.value for turn in going for text in turn.texts)
+        return OldRounds(tuple(going), texts, gone, carrier, rest)
+    return None
+
+
+def take_old_rounds(document: Document, old: OldRounds, summary: str) -> None:
+    """Put a summary in the place of old rounds."""
+    carried = {old.carrier.path: f"{summary}\n\n{old.rest[old.carrier.path]}"}
+    for path, value in {**old.rest, **carried}.items():
+        document.set(path, value)
+    for turn in reversed(old.turns):  # so that the places of those before stay
+        document.remove(turn.path)
+
+
+def question_in(turns: Sequence[Turn]) -> str:
+    """Return what the user said last."""
+    for turn in reversed(turns):
+        if turn.role is Role.USER and turn.texts:
+            return "\n".join(take_summary(text.value)[1] for text in turn.texts)
+    return ""
+
+
+def _said(turn: Turn) -> Text | None:
+    """Return the first text of the user's own words in a message."""
+    if turn.role is not Role.USER:
+        return None
+    own = (text for text in turn.texts if text.role is Role.USER and len(text.path) <= _MOST_STEPS)
+    return next(own, None)
+
+
+def _words(turns: Sequence[Turn]) -> Gone:
+    """Return what was said in a round, as one text: an answer is read after its question."""
+    gone = NOTHING
+    words: list[str] = []
+    for turn in turns:
+        for text in turn.texts:
+            if turn.role is Role.SYSTEM:
+                continue
+            summary, rest = take_summary(text.value)
+            gone += summary
+            if not (text.role is Role.TOOL and rest.lstrip().startswith(_JSON_STARTS)):
+                words.append(rest)
+    return gone + Gone(0, ("\n".join(words),))
+
+
+def _breaks_a_pair(document: Document, turns: Sequence[Turn], going: Sequence[Turn]) -> bool:
+    if not any(turn.has_tool for turn in going):
+        return False
+    gone = {turn.path for turn in going}
+    kept = [document.get(turn.path) for turn in turns if turn.path not in gone and turn.has_tool]
+    return is_cut_from_its_call(kept, [document.get(turn.path) for turn in going])

@@ -1,0 +1,65 @@
+"""Tell which calls of tools and which results belong together, in every provider's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from filters.document import Json
+
+_RESULT_KEYS: Final = ("tool_call_id", "tool_use_id", "approval_request_id")
+# Of Gemini, whose older models give no id; OpenAI's functions, from before tools, have names alone.
+_CALLS: Final = ("functionCall", "function_call")
+_RESULTS: Final = ("functionResponse", "function_response")
+
+
+def is_cut_from_its_call(kept: Sequence[Json], old: Sequence[Json]) -> bool:
+    """Tell whether a message that stays holds the result of a call in one that goes."""
+    calls, results = _ends(kept)
+    missing = results - calls
+    if not missing:
+        return False
+    gone, _ = _ends(old)
+    return not missing.keys().isdisjoint(gone)
+
+
+def _ends(messages: Sequence[Json]) -> tuple[Counter[str], Counter[str]]:
+    """Count the calls and the results in messages, by the name that makes them a pair."""
+    calls: Counter[str] = Counter()
+    results: Counter[str] = Counter()
+    for message in messages:
+        for is_result, name in _tools(message):
+            (results if is_result else calls)[name] += 1
+    return calls, results
+
+
+def _tools(value: Json, key: str = "") -> Iterator[tuple[bool, str]]:
+    """Yield for every call (False) and result (True) somewhere in a message what pairs them.
+
+    `key` is the name under which the value stands.
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from _tools(item)
+    elif isinstance(value, dict):
+        for is_result, name in _names(value, key):
+            if isinstance(name, str):
+                yield is_result, name
+        for below in value:
+            yield from _tools(value[below], below)
+
+
+def _names(value: dict[str, Json], key: str) -> Iterator[tuple[bool, Json]]:
+    """Yield what one object says of itself."""
+    kind = value.get("type")
+    for name in _RESULT_KEYS:
+        yield True, value.get(name)
+    if key in _CALLS or key in _RESULTS:
+        yield key in _RESULTS, value.get("id") or value.get("name")
+    elif value.get("role") == "function":
+        yield True, value.get("name")
+    elif "call_id" in value:
+        yield isinstance(kind, str) and kind.endswith("_output"), value["call_id"]
+    elif kind is not None:
+        yield False, value.get("id")  # of a call, or of something that no result names
