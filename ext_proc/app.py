@@ -34,7 +34,7 @@ from ext_proc.config import (
     parse_listen,
 )
 from ext_proc.handler import ExtProc
-from ext_proc.session import Gateway, Pool, Profile
+from ext_proc.session import Gateway, Observer, Pool, Profile
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport import Handler, Server
@@ -84,6 +84,7 @@ async def running(
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
+    telemetry.read("upstream_calls", "Questions of Forebay's own that wait", lambda: upstream.calls)
     tokens = TiktokenTokens(default_folder(environ), telemetry.log)
     workers = open_workers(telemetry)
     models = LocalModels(clock)
@@ -224,14 +225,14 @@ def counts_tokens(settings: Settings) -> bool:
     )
 
 
-def gateway_of(settings: Settings, ports: Ports, telemetry: Telemetry) -> Gateway:
+def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
     """Return what exchanges share under these settings."""
     pools = {name: Pool(name, pool.cluster, pool.quality) for name, pool in settings.pools.items()}
     profiles = {
         name: Profile(name, pools[profile.pool], Pipeline(profile.filters, ports))
         for name, profile in settings.profiles.items()
     }
-    return Gateway(profiles, pools, settings.tenant.header, telemetry, ports.clock)
+    return Gateway(profiles, pools, settings.tenant.header, observer, ports.clock)
 
 
 def _version() -> str:

@@ -291,13 +291,15 @@ class Gateway:
         binary = shutil.which("envoy")
         assert binary is not None, "no envoy on the PATH"
         address = self.folder / "envoy.admin"
+        address.unlink(missing_ok=True)  # of one that was killed
+        mark = self.envoy_log.mark()
         argv = (
             *(binary, "-c", str(self.config), "--admin-address-path", str(address)),
             *("--concurrency", "1", "--disable-hot-restart", "--file-flush-interval-msec", "10"),
             *("--log-level", "warning", "--component-log-level", "config:info"),
         )
         self.envoy = Program(argv, self._environ, self.access_log, self.envoy_log)
-        self.envoy_log.wait_for(lambda line: "starting workers" in line)
+        self.envoy_log.wait_for(lambda line: "starting workers" in line, mark=mark)
         self.envoy_admin = f"http://{address.read_text()}"
         listeners = json.loads(get(f"{self.envoy_admin}/listeners?format=json"))
         (ingress,) = (one for one in listeners["listener_statuses"] if one["name"] == "ingress")
