@@ -48,6 +48,11 @@ COMMANDS: Final = {
         "find what is wrong in an Envoy configuration",
         "forebay check envoy/forebay.yaml",
     ),
+    "explain": Command(
+        "explain",
+        "show what each filter would do to a request, and what that would save",
+        "forebay explain --profile documents request.json",
+    ),
     "bench": Command(
         "bench",
         "measure what a request costs, side by side with the least it could",
