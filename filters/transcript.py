@@ -78,6 +78,8 @@ def read_transcript(text: str) -> tuple[str, list[Part]]:
     There are no parts where a mark stands in code.
     """
     marks = list(_MARK.finditer(text))
+    if not marks:
+        return text, []
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     parts: list[Part] = []
     for mark, end in zip(marks, ends, strict=True):
@@ -86,7 +88,7 @@ def read_transcript(text: str) -> tuple[str, list[Part]]:
             return text, []
         role = _SPEAKERS[mark[1].lower()] if mark[1] else None
         parts.append(Part(role, whole, text[mark.end() : end].strip()))
-    return (text[: marks[0].start()], parts) if parts else (text, [])
+    return text[: marks[0].start()], parts
 
 
 def write_transcript(before: str, parts: Sequence[Part], summary: str, at: int) -> str:
