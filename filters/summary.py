@@ -16,17 +16,18 @@ from filters.token_estimate import estimate_tokens
 NOTHING_KEPT: Final = "[…]"
 """Stands where nothing of a text was kept, for a message is never emptied."""
 
-# What counts for a sentence: what it shares with the question, with the rest, and where it stands.
-_ASKED_WEIGHT: Final = 0.8
-_CENTRAL_WEIGHT: Final = 0.15
-_PLACE_WEIGHT: Final = 0.05
+# What counts for a sentence: what it shares with the question, with the other sentences, how rare
+# its words are, and where it stands. The second row is for a question that the text knows nothing
+# of, such as what it says in short.
+_WEIGHTS: Final = (0.8, 0.05, 0.13, 0.02)
+_WEIGHTS_UNASKED: Final = (0.0, 0.6, 0.15, 0.25)
 # Okapi BM25. Its b is low: a fact in a long sentence is a fact.
 _K1: Final = 1.2
 _B: Final = 0.3
 # What a sentence is about may stand before it: in its heading, or in the sentence that "it" means.
 _HEADING_SHARE: Final = 0.7
-_MEANT_SHARE: Final = 0.7
 _BEFORE_SHARE: Final = 0.25
+_FADING: Final = 0.8  # with each sentence between that speaks of something else
 _KIND_BONUS: Final = 1.3  # it holds a number where one is asked for
 _ROUNDS: Final = 3  # of rank going from sentences to their terms and back; more changes little
 _DAMPING: Final = 0.85
@@ -87,67 +88,86 @@ def summarise_all(texts: Sequence[str], most_tokens: int, question: str = "") ->
         for source, text in enumerate(texts)
         for sentence in split_sentences(text)
     ]
-    asked = terms_of(_OF_THE_TASK.sub(" ", question))
-    kept = _chosen(units, _scores(units, asked, question), most_tokens)
+    kept = _chosen(units, *_scores(units, question), most_tokens)
     summaries: list[list[int]] = [[] for _ in texts]
     for index in sorted(kept):
         summaries[units[index].source].append(index)
     return [_joined(units, indexes) if indexes else NOTHING_KEPT for indexes in summaries]
 
 
-def _scores(units: Sequence[_Scored], asked: Iterable[str], question: str) -> list[float]:
-    """Return how much each sentence deserves to be kept."""
+def _scores(units: Sequence[_Scored], question: str) -> tuple[list[float], list[int | None]]:
+    """Return how much each sentence deserves to be kept, and which other one it leans on."""
     found_in = Counter(term for unit in units for term in unit.terms)
     rarity = {
         term: math.log(1 + (len(units) - count + 0.5) / (count + 0.5))
         for term, count in found_in.items()
     }
-    about = _about(units, {term for term in asked if term in rarity}, rarity)
+    asked = rarity.keys() & set(terms_of(_OF_THE_TASK.sub(" ", question)))
+    about, leans_on = _about(units, asked, rarity)
     if _ASKS_NUMBER.search(question):
         about = [
             score * (_KIND_BONUS if _DIGIT.search(unit.sentence.text) else 1.0)
             for score, unit in zip(about, units, strict=True)
         ]
     central = _central(units, rarity)
-    most_about = max(about, default=0.0) or 1.0
-    most_central = max(central, default=0.0) or 1.0
-    return [
-        _ASKED_WEIGHT * about[index] / most_about
-        + _CENTRAL_WEIGHT * central[index] / most_central
-        + _PLACE_WEIGHT * _place(units, index)
-        for index in range(len(units))
-    ]
+    telling = [sum(rarity[term] for term in unit.terms) / (len(unit.terms) or 1) for unit in units]
+    place = [_place(units, index) for index in range(len(units))]
+    weights = _WEIGHTS if any(about) else _WEIGHTS_UNASKED
+    scores = [0.0] * len(units)
+    for weight, part in zip(weights, (about, central, telling, place), strict=True):
+        most = max(part) or 1.0
+        scores = [score + weight * one / most for score, one in zip(scores, part, strict=True)]
+    return scores, leans_on
 
 
-def _about(units: Sequence[_Scored], asked: set[str], rarity: dict[str, float]) -> list[float]:
-    """Return how much each sentence is about the terms `asked`, its context included (BM25)."""
+def _about(
+    units: Sequence[_Scored], asked: set[str], rarity: dict[str, float]
+) -> tuple[list[float], list[int | None]]:
+    """Return how much each sentence is about the terms `asked`, its context included (BM25).
+
+    And the sentence or heading that holds what its context adds.
+    """
+    leans_on: list[int | None] = [None] * len(units)
     if not asked:
-        return [0.0] * len(units)
+        return [0.0] * len(units), leans_on
     average = sum(unit.terms.total() for unit in units) / len(units) or 1.0
     scores: list[float] = []
     start = 0  # of the text that the sentence comes from
+    topic: set[str] = set()  # what of the question the paragraph spoke of last
+    spoken_at: int | None = None  # and where
+    strength = 1.0
     for index, unit in enumerate(units):
-        if index and unit.source != units[index - 1].source:
+        before = units[index - 1] if index else unit
+        if unit.source != before.source:
             start = index
+        if unit.source != before.source or unit.sentence.paragraph != before.sentence.paragraph:
+            topic = set()
         weight = 1 - _B + _B * unit.terms.total() / average
         own = asked & unit.terms.keys()
         score = 0.0
         for term in own:
             times = unit.terms[term]
             score += rarity[term] * times * (_K1 + 1) / (times + _K1 * weight)
+        meant = _means_another(unit)
+        share = strength if meant else strength * _BEFORE_SHARE
+        score += share * sum(rarity[term] for term in topic - own)
         heading = unit.sentence.heading
         if heading is not None:
-            context = asked & units[start + heading].terms.keys() - own
+            context = (asked & units[start + heading].terms.keys()) - own - topic
             score += _HEADING_SHARE * sum(rarity[term] for term in context)
-            own |= context
-        if index > start and not unit.sentence.is_heading:
-            before = units[index - 1]
-            if before.sentence.paragraph == unit.sentence.paragraph:
-                share = _MEANT_SHARE if _means_another(unit) else _BEFORE_SHARE
-                context = asked & before.terms.keys() - own
-                score += share * sum(rarity[term] for term in context)
+            if context:
+                leans_on[index] = start + heading
+        if meant and topic - own:
+            leans_on[index] = spoken_at
+        if own:
+            if not (meant and topic):
+                spoken_at = index
+            topic = own | topic if meant else own
+            strength = 1.0
+        elif not meant:
+            strength *= _FADING
         scores.append(score)
-    return scores
+    return scores, leans_on
 
 
 def _central(units: Sequence[_Scored], rarity: dict[str, float]) -> list[float]:
@@ -184,27 +204,32 @@ def _place(units: Sequence[_Scored], index: int) -> float:
     return 0.5 if units[index - 1].sentence.paragraph != unit.sentence.paragraph else 0.2
 
 
-def _chosen(units: Sequence[_Scored], scores: Sequence[float], most_tokens: int) -> set[int]:
+def _chosen(
+    units: Sequence[_Scored],
+    scores: Sequence[float],
+    leans_on: Sequence[int | None],
+    most_tokens: int,
+) -> set[int]:
     """Return the indexes of the best sentences that fit, with what they cannot stand without."""
     kept: set[int] = set()
     left = most_tokens
-    order = sorted(range(len(units)), key=lambda index: (-scores[index], index))
-    for index in order:
+    for index in sorted(range(len(units)), key=lambda index: (-scores[index], index)):
         if left <= 0:
             break
-        if index in kept or not units[index].terms or _repeats(units, index, kept):
+        unit = units[index]
+        if index in kept or not unit.terms or unit.sentence.is_heading:
             continue
-        cost = _cost(units[index])
+        if _repeats(units, index, kept):
+            continue
+        cost = _cost(unit)
         if cost > left and kept:
             continue
         kept.add(index)
         left -= cost
-        if index and _means_another(units[index]):
-            before = index - 1
-            cost = _cost(units[before])
-            if before not in kept and units[before].source == units[index].source and cost <= left:
-                kept.add(before)
-                left -= cost
+        support = leans_on[index]
+        if support is not None and support not in kept and _cost(units[support]) <= left:
+            kept.add(support)
+            left -= _cost(units[support])
     return kept
 
 

@@ -8,8 +8,12 @@ from typing import Final
 # Pairs of characters do what a dictionary of words would: a name or a word that sentence and
 # question share has its pairs in both, and pairs that straddle two words match nothing.
 _TOKEN: Final = re.compile(
-    r"(?P<number>\d+(?:[.,:/-]\d+)*)|(?P<han>[\u3400-\u9fff]+)|[^\W\d_\u3400-\u9fff]+(?:['’][a-z]+)?"
+    r"(?P<code>[A-Za-z]{1,6}[-_.]?\d[A-Za-z\d]*(?:[-_.]\d[A-Za-z\d]*)*)"
+    r"|(?P<number>\d+(?:[.,:/-]\d+)*)"
+    r"|(?P<han>[\u3400-\u9fff]+)"
+    r"|[^\W\d_\u3400-\u9fff]+(?:['’][a-z]+)?"
 )
+_DASHES: Final = re.compile("[-_]")
 _COMMAS: Final = re.compile(r"(?<=\d),(?=\d{3})")
 _STOP_HAN: Final = re.compile(
     "一个|一种|我们|你们|他们|她们|它们|什么|怎么|怎样|如何|哪些|哪个|哪里|哪儿|哪年|哪天|哪一|多少|几个"
@@ -48,6 +52,8 @@ def terms_of(text: str) -> list[str]:
                     terms.append(run)
                 else:
                     terms += [run[at : at + 2] for at in range(len(run) - 1)]
+        elif kind == "code":  # a part or an order has one: P-204, p204
+            terms.append(_DASHES.sub("", token[0]).lower())
         else:
             terms.append(_COMMAS.sub("", token[0]))
     return terms
