@@ -1,0 +1,350 @@
+"""Shaping a conversation: what stays, what becomes a summary, and what never changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from filters.api import CONTINUE, Cut, Exchange, Prompt, Role
+from filters.document import Document
+from filters.rounds import round_starts
+from filters.shape import ShapeConfig, ShapeFilter
+from filters.tool_pairs import is_cut_from_its_call
+from filters.transcript import take_summary
+from tests.conversations import DIALECTS, Round, conversation, messages_of
+from tests.exchanges import CHATS, WORDS, ask, exchange_of
+from tests.fakes import FakeWorkers, drive, fake_ports
+from tests.golden_cases import written
+
+PADDING = "The valley has hills, rivers, two mills and an old road that nobody uses. " * 6
+SMALL = ShapeConfig(limit=200)
+
+
+def shaped(exchange: Exchange, config: ShapeConfig = SMALL, **ports: Any) -> bytes:
+    shape = ShapeFilter(config, None, fake_ports(**ports))
+    assert CONTINUE is drive(shape.on_request(exchange))
+    return exchange.prompt.document.render()
+
+
+def again(exchange: Exchange, body: bytes) -> Exchange:
+    """Return the exchange in which a shaped body comes in."""
+    return exchange_of(exchange.dialect.name, body, exchange.head.path)
+
+
+def rounds(count: int, **last: Any) -> list[Round]:
+    """Return a conversation of so many long rounds and a short last question."""
+    said = [Round(f"Number {i} is {1000 + i}. {PADDING}", f"Noted {i}.") for i in range(count)]
+    return [*said, Round("What was number 1?", **last)]
+
+
+def values(prompt: Prompt, *roles: Role) -> list[str]:
+    return [text.value for turn in prompt.turns() if turn.role in roles for text in turn.texts]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_last_rounds_stay_and_the_others_become_a_summary(dialect: str) -> None:
+    """It stands in front of the first message that stays, and counts every message that went."""
+    said = rounds(7)
+    exchange = conversation(dialect, said, system="Be brief.")
+    before = messages_of(dialect, json.loads(exchange.prompt.document.raw))
+    after = messages_of(dialect, written(shaped(exchange)))
+    summary, first = take_summary(values(exchange.prompt, Role.USER)[0])
+    assert (10, said[5].question) == (summary.turns, first)
+    assert ["Number 1 is 1001."] == [one for one in _sentences(summary.words[0]) if "1001" in one]
+    assert len(before) - 10 == len(after)
+    assert written(json.dumps(before[-4:]).encode()) == after[-4:]
+    assert ["Be brief."] == values(exchange.prompt, Role.SYSTEM)
+    assert 10 == exchange.notes["shape.turns"]
+
+
+def _sentences(text: str) -> list[str]:
+    return [f"{one.strip()}." for one in text.split(".") if one.strip()]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_asked_for_survives(dialect: str) -> None:
+    """The last question chooses what the summary says."""
+    said = [
+        Round(f"Keep in mind: {name} likes {food}. {PADDING}", "I will.") for name, food in FOOD
+    ]
+    exchange = conversation(dialect, [*said, Round("What does Mira like to eat?")])
+    shaped(exchange)
+    assert "Mira likes plums" in "".join(values(exchange.prompt, Role.USER))
+
+
+FOOD = [("Olga", "rice"), ("Mira", "plums"), ("Ivo", "soup"), ("Ada", "bread"), ("Bo", "figs")] * 2
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_a_prompt_under_the_limit_keeps_its_bytes(dialect: str) -> None:
+    """However many rounds it has."""
+    short = [Round("Yes?", "No."), Round("Why?", "So."), Round("When?", "Now."), Round("Who?")]
+    if dialect in DIALECTS:
+        exchange = conversation(dialect, short)
+    else:
+        exchange = ask(dialect, "[User]: Yes?\n[Model]: No.\n" * 8)
+    assert exchange.prompt.document.raw is shaped(exchange)
+    assert [] == exchange.cuts
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_a_single_long_question_keeps_its_bytes(dialect: str) -> None:
+    """There is no older round to take."""
+    exchange = ask(dialect, PADDING * 20)
+    assert exchange.prompt.document.raw is shaped(exchange)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_summary_may_stand_before_the_question(dialect: str) -> None:
+    """Then the prompt's beginning is the same for as many rounds as go in a step."""
+    config = ShapeConfig(limit=760, place="question")
+    texts: list[list[str]] = []
+    for count in (7, 8, 9, 10):
+        exchange = conversation(dialect, rounds(count))
+        shaped(exchange, config)
+        texts.append(values(exchange.prompt, Role.USER, Role.ASSISTANT))
+    assert texts[0][:-1] == texts[1][: len(texts[0]) - 1] == texts[2][: len(texts[0]) - 1]
+    assert [True, True, True] == [
+        take_summary(one[-1])[1] == "What was number 1?" for one in texts[:3]
+    ]
+    assert [8, 8, 8, 16] == [take_summary(one[-1])[0].turns for one in texts]
+
+
+def test_rounds_go_in_steps_where_that_is_enough() -> None:
+    """Of seven old rounds four go: the others are there in the next prompt as well."""
+    exchange = conversation("openai.chat", rounds(9))
+    shaped(exchange, ShapeConfig(limit=1_000))
+    assert 8 == take_summary(values(exchange.prompt, Role.USER)[0])[0].turns
+
+
+def test_what_is_still_too_long_is_summarised_once_more() -> None:
+    """The first summary goes into the second, and the turns add up."""
+    exchange = conversation("openai.chat", rounds(9))
+    shaped(exchange, ShapeConfig(limit=300))
+    assert 14 == take_summary(values(exchange.prompt, Role.USER)[0])[0].turns
+    assert 5 == len(exchange.prompt.turns())
+    assert ["shape.rounds"] * 2 == [cut.rule for cut in exchange.cuts]
+
+
+def test_a_shaped_prompt_that_goes_on_keeps_one_summary() -> None:
+    """A client that sends back what Forebay made of its prompt: the turns add up."""
+    exchange = conversation("openai.chat", rounds(7))
+    body = json.loads(shaped(exchange))
+    longer = [Round(PADDING, "Noted."), Round(PADDING, "Noted."), Round("What was number 1?")]
+    body["messages"] += messages_of(
+        "openai.chat", json.loads(conversation("openai.chat", longer).prompt.document.raw)
+    )
+    second = exchange_of("openai.chat", json.dumps(body).encode(), exchange.head.path)
+    shaped(second)
+    said = "".join(values(second.prompt, Role.USER))
+    assert 1 == said.count("[Summary of prior")
+    assert 14 == take_summary(said)[0].turns
+    assert "Number 1 is 1001." in said
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_round_with_an_image_stays_whole(dialect: str) -> None:
+    """Nothing here can say what an image shows."""
+    said = rounds(7)
+    said[1] = Round(f"Look at this. {PADDING}", "I see a cat.", media=True)
+    exchange = conversation(dialect, said)
+    shaped(exchange)
+    assert [said[1].question, "I see a cat."] == values(exchange.prompt, Role.USER, Role.ASSISTANT)[
+        :2
+    ]
+    assert 1 == sum(turn.has_media for turn in exchange.prompt.turns())
+
+
+def test_a_round_of_tools_goes_whole_and_what_they_found_in_json_is_not_quoted() -> None:
+    """The answer after it says what matters."""
+    said = rounds(7)
+    said[1] = Round(f"Look it up. {PADDING}", "Number 1 is 1001, it says.", calls=2)
+    exchange = conversation("openai.chat", said)
+    body = shaped(exchange)
+    assert b"call_1_0" not in body
+    assert b"found" not in body
+    assert b"Number 1 is 1001, it says." in body
+
+
+def test_a_result_that_comes_after_the_next_question_stays_with_its_call() -> None:
+    """The responses endpoint takes results late; the rounds in between stay as well."""
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    messages = [{"role": "user", "content": PADDING} for _ in range(8)]
+    answers = [{"role": "assistant", "content": "Noted."} for _ in range(8)]
+    turns: list[Any] = [one for pair in zip(messages, answers, strict=True) for one in pair]
+    turns.insert(5, call)
+    turns.append(result)
+    body = json.dumps({"model": "m", "input": turns}).encode()
+    exchange = exchange_of("openai.responses", body, "/v1/responses")
+    left = json.loads(shaped(exchange))["input"]
+    assert [call, result] == [one for one in left if "call_id" in one]
+    assert 4 == take_summary(left[0]["content"])[0].turns
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+@pytest.mark.parametrize("place", ["start", "question"])
+def test_a_transcript_in_a_text_is_shaped(dialect: str, place: Any) -> None:
+    """What stands before it, its system prompts and the cue for the answer stay."""
+    lines = [
+        f"[User]: Number {i} is {1000 + i}. {PADDING}\n[Model]: Noted {i}.\n" for i in range(7)
+    ]
+    text = "".join(("Go on.\n[System]: Be kind.\n", *lines, "[User]: What was number 1?\n[Model]:"))
+    exchange = ask(dialect, text)
+    shaped(exchange, ShapeConfig(limit=200, place=place))
+    (after,) = values(exchange.prompt, Role.USER)
+    mark = after.index("[Summary of prior 10 turns]: ")
+    assert after.startswith("Go on.\n[System]: Be kind.\n[")
+    assert after.endswith("[User]: What was number 1?\n[Model]:")
+    assert (after.index("[User]") > mark) == (place == "start")
+    assert "1001" in after
+    assert "".join(lines[5:]) in after
+    body = exchange.prompt.document.render()
+    assert body == shaped(again(exchange, body), ShapeConfig(limit=200, place=place))
+
+
+def test_several_prompts_in_one_request_are_no_conversation() -> None:
+    """Each is completed by itself."""
+    body = json.dumps({"model": "m", "prompt": [PADDING] * 9}).encode()
+    assert body == shaped(exchange_of("openai.completions", body, "/v1/completions"))
+
+
+def test_inputs_to_embed_are_no_conversation() -> None:
+    """A transcript to embed is embedded whole."""
+    body = json.dumps({"model": "m", "input": f"[User]: {PADDING}\n[Model]: x\n" * 9}).encode()
+    assert body == shaped(exchange_of("openai.embeddings", body, "/v1/embeddings"))
+
+
+def test_a_summary_that_cannot_be_had_leaves_the_prompt_as_it_was() -> None:
+    """The note says why."""
+    workers = FakeWorkers()
+    workers.failing = True
+    exchange = conversation("openai.chat", rounds(7))
+    assert exchange.prompt.document.raw is shaped(exchange, workers=workers)
+    assert ("fake workers: told to fail", []) == (exchange.notes["shape.skip"], exchange.cuts)
+
+
+def test_rounds_that_are_shorter_than_their_summary_stay() -> None:
+    """It would win nothing."""
+    said = [Round("Hm?", "Mm."), Round("Ah?", "Oh."), *rounds(3)]
+    exchange = conversation("openai.chat", said[:2] + said[2:])
+    assert exchange.prompt.document.raw is shaped(exchange, ShapeConfig(limit=200, rounds=4))
+    assert "nothing to win" == exchange.notes["shape.skip"]
+
+
+def test_a_cut_says_what_went_and_what_came() -> None:
+    """In tokens of the texts that went, and of the summary with its mark."""
+    exchange = conversation("openai.chat", rounds(7))
+    gone = values(exchange.prompt, Role.USER, Role.ASSISTANT)[:10]
+    shaped(exchange, ShapeConfig(limit=200, step=1))
+    tokens = fake_ports().tokens.estimate
+    kept = values(exchange.prompt, Role.USER)[0].partition("\n\n")[0]
+    assert [Cut("shape.rounds", sum(map(tokens, gone)), tokens(kept))] == exchange.cuts
+
+
+def test_the_proxy_waits_for_all_summaries_together() -> None:
+    """`deadline` bounds them, however many there are."""
+    assert 0.3 == ShapeFilter.longest_wait_s(ShapeConfig())
+
+
+# --- Any conversation ----------------------------------------------------------------------------
+
+ANY_ROUND = st.builds(
+    Round,
+    question=st.sampled_from(
+        ["Why?", "天空为什么是蓝色的？", f"A. {PADDING}", f"B. {PADDING * 2}"]
+    ),
+    answer=st.sampled_from(["", "So.", PADDING]),
+    calls=st.integers(0, 2),
+    media=st.sampled_from([False, False, False, True]),
+)
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from(DIALECTS),
+    st.lists(ANY_ROUND, min_size=1, max_size=12),
+    st.sampled_from(["start", "question"]),
+    st.integers(1, 5),
+)
+def test_of_any_conversation_no_call_is_cut_from_its_result(
+    dialect: str, said: list[Round], place: Any, step: int
+) -> None:
+    """Messages stay as they are or go, but for the summary in front of one; twice changes nothing.
+
+    Where no two messages of one role stood together none do afterwards, and the user is first.
+    """
+    config = ShapeConfig(limit=150, place=place, step=step)
+    said = [
+        replace(one, question=f"{i}: {one.question}", answer=one.answer and f"{i}: {one.answer}")
+        for i, one in enumerate(said)
+    ]
+    exchange = conversation(dialect, said, system="Be brief.")
+    raw = exchange.prompt.document.raw
+    before, whole = messages_of(dialect, written(raw)), list(exchange.prompt.turns())
+    body = shaped(exchange, config)
+    after = messages_of(dialect, written(body))
+    turns = exchange.prompt.turns()
+    summaries = [take_summary(text)[0] for text in values(exchange.prompt, Role.USER)]
+    assert len(whole) - len(turns) == sum(summary.turns for summary in summaries)
+    assert sum(bool(summary.turns) for summary in summaries) <= 1
+    for message in after:
+        if message not in before:
+            _without_summary(message)
+        assert message in before
+    assert [one for one in before if one in after] == after
+    starts = round_starts(Role.TOOL if turn.has_tool else turn.role for turn in whole)
+    last = len(whole) - starts[max(-len(starts), -3)]
+    assert before[-last:] == after[-last:]
+    assert not is_cut_from_its_call(after, [one for one in before if one not in after])
+    assert _repeated_roles(after) <= _repeated_roles(before)
+    assert _others(dialect, raw) == _others(dialect, body)
+    assert body == shaped(again(exchange, body), config)
+
+
+def _without_summary(message: dict[str, Any]) -> None:
+    """Take the summary out of a decoded message."""
+    for key in ("content", "parts"):
+        if isinstance(message.get(key), str):
+            message[key] = take_summary(message[key])[1]
+        elif isinstance(message.get(key), list):
+            part = next(one for one in message[key] if "text" in one)
+            part["text"] = take_summary(part["text"])[1]
+
+
+def _repeated_roles(messages: list[Any]) -> int:
+    roles = [
+        one.get("role") for one in messages if one.get("role") in ("user", "assistant", "model")
+    ]
+    return sum(one == other for one, other in pairwise(roles))
+
+
+def _others(dialect: str, body: bytes) -> Any:
+    decoded = written(body)
+    messages_of(dialect, decoded).clear()
+    return decoded
+
+
+@pytest.mark.slow
+@given(st.text(max_size=40) | st.sampled_from(["[User]: a", "[Model]: b", "```", "[System]: c"]))
+def test_any_text_may_stand_in_a_transcript(text: str) -> None:
+    """Whatever is in it, shaping ends and shapes nothing more the second time."""
+    body = json.dumps({"model": "m", "prompt": f"[User]: {PADDING}\n{text}\n[Model]: x\n" * 6})
+    try:
+        exchange = exchange_of("openai.completions", body.encode(), "/v1/completions")
+    except UnicodeEncodeError:
+        return
+    first = shaped(exchange)
+    assert Document(first).root["model"] == "m"
+    assert first == shaped(again(exchange, first))
+
+
+def test_every_dialect_has_its_conversations() -> None:
+    """All that take messages are tested above."""
+    assert {*DIALECTS, "openai.completions"} == set(WORDS)
