@@ -350,6 +350,7 @@ class Session:
         facts.status = answer.status
         facts.quality = answer.headers.get("x-model-quality", "")
         headers = {
+            **exchange.client_headers,
             **answer.headers,
             "x-forebay-profile": exchange.profile,
             "server-timing": self._server_timing(),
