@@ -210,9 +210,9 @@ def _path(path: Sequence[str | int]) -> str:
 
 def show(it: Explanation, console: Console, *, full: bool = False) -> None:
     """Print what happened; `full` leaves nothing out of the diffs."""
-    console.print(_head(it))
-    console.print()
+    console.print(_head(it), soft_wrap=True)
     if it.trace.steps:
+        console.print()
         console.print(_table(it))
     for step in it.trace.steps:
         if parts := list(_changes(step, full=full)):
@@ -293,7 +293,7 @@ def _did(step: Step) -> Text:
     if step.failure:
         return Text(f"failed and was undone: {step.failure}", "bold red")
     if step.refusal:
-        return Text(f"refused: {step.refusal}", "bold red")
+        return Text(f"refused {step.refusal}", "bold red")
     before, after = step.before, step.after
     words: list[Text] = []
     if step.answer is not None:
@@ -398,7 +398,7 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
     if (cache := it.cache) is not None:
         yes = cache["state"] in ("miss", "hit")
         text = Text("yes" if yes else "no", "bold green" if yes else "yellow")
-        text.append(f": {cache['why'] or cache['state']}", "")
+        text.append(f": {cache['why'] or 'a ' + cache['state']}", "")
         yield "cacheable", text
         yield "cache key", Text(cache["key"], "" if yes else "dim")
     if trace.respond is not None:
@@ -412,7 +412,7 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
     if trace.exchange is None and trace.facts is not None:
         why = trace.facts.notes.get("pass", "")
         yield "passed", Text(f"as it came: {why}", "yellow")
-    elif trace.exchange is not None:
+    elif trace.exchange is not None and trace.respond is None:
         yield "upstream", _headers(trace.exchange.upstream_headers)
         yield "client", _headers(trace.exchange.client_headers)
     for cluster, model in dict.fromkeys(trace.asked):
