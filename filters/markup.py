@@ -33,13 +33,28 @@ _HIDDEN_OPEN: Final = re.compile(
 )
 _DOCTYPE: Final = re.compile(r"<!doctype\b[^<>]{0,1000}>", re.IGNORECASE)
 _ENTITIES: Final = {
-    "&nbsp;": " ", "&ensp;": " ", "&emsp;": " ", "&ndash;": "–", "&mdash;": "—", "&hellip;": "…",
-    "&ldquo;": "“", "&rdquo;": "”", "&lsquo;": "\u2018", "&rsquo;": "’", "&middot;": "·",
-    "&bull;": "•",
-    "&copy;": "©", "&reg;": "®", "&trade;": "™", "&times;": "×", "&deg;": "°", "&quot;": '"',
-    "&#39;": "'", "&apos;": "'", "&#160;": " ", "&laquo;": "«", "&raquo;": "»",
+    "nbsp": " ", "ensp": " ", "emsp": " ", "thinsp": " ", "shy": "", "ndash": "–", "mdash": "—",
+    "hellip": "…", "ldquo": "“", "rdquo": "”", "lsquo": "\u2018", "rsquo": "’", "middot": "·",
+    "bull": "•", "copy": "©", "reg": "®", "trade": "™", "times": "×", "divide": "÷", "deg": "°",
+    "plusmn": "±", "quot": '"', "apos": "'", "laquo": "«", "raquo": "»", "euro": "€", "pound": "£",
+    "yen": "¥", "cent": "¢", "sect": "§", "para": "¶", "frac12": "½", "eacute": "é", "egrave": "è",
+    "agrave": "à", "ccedil": "ç", "auml": "ä", "ouml": "ö", "uuml": "ü", "Auml": "Ä", "Ouml": "Ö",
+    "Uuml": "Ü", "szlig": "ß", "ntilde": "ñ", "oacute": "ó", "iacute": "í", "aacute": "á",
+    "larr": "←", "rarr": "→", "check": "✓",
 }  # fmt: skip
-_ENTITY: Final = re.compile("|".join(map(re.escape, _ENTITIES)))
+# Three of them may be markup's own marks: they are read where no tag or entity can come of it.
+_ENTITY: Final = re.compile(
+    r"&(?:(?P<amp>amp)(?!;#?\w{1,10};)|(?P<lt>lt)(?=;[\s0-9=])|(?<=[\s0-9]&)(?P<gt>gt)"
+    r"|(?P<name>[A-Za-z]{3,6}[0-9]{0,2})|#(?P<decimal>[0-9]{2,6})|#[xX](?P<hex>[0-9a-fA-F]{2,5}));"
+)
+# Whoever says one of these may ask about the entity itself.
+_ABOUT_ENTITIES: Final = WordFinder(
+    [
+        "entity", "entities", "mean", "means", "meaning", "symbol", "character", "characters",
+        "stand for", "stands for", "unescape", "decode", "encode", "encoding", "什么意思", "符号",
+        "字符", "实体", "编码", "解码",
+    ]
+)  # fmt: skip
 # Whoever says one of these words may want the markup itself looked at.
 _ABOUT_MARKUP: Final = WordFinder(
     [
@@ -111,6 +126,34 @@ _ABOUT_MARKUP: Final = WordFinder(
         "websites",
         "frontend",
         "front-end",
+        "button",
+        "buttons",
+        "div",
+        "span",
+        "class",
+        "style",
+        "styles",
+        "styled",
+        "stylesheet",
+        "layout",
+        "responsive",
+        "bootstrap",
+        "tailwind",
+        "centre",
+        "center",
+        "hyperlink",
+        "hyperlinks",
+        "validate",
+        "validator",
+        "clickable",
+        "按钮",
+        "布局",
+        "排版",
+        "页面",
+        "模板",
+        "组件",
+        "居中",
+        "链接",
         "标签",
         "标记语言",
         "源码",
@@ -133,41 +176,116 @@ _ABOUT_MARKUP: Final = WordFinder(
         "转义",
     ]
 )
+_INDENT: Final = re.compile(r"\n[ \t]+")
+_SPACES: Final = re.compile(r"\n +")
+# A system prompt says of many things how to write them: these words say what the work is.
+_WORKS_ON_MARKUP: Final = WordFinder(
+    [
+        "html", "css", "jsx", "tsx", "dom", "xss", "scraper", "scraping", "front-end", "frontend",
+        "web developer", "web development", "web page", "web pages", "前端", "网页", "爬虫",
+    ]
+)  # fmt: skip
 _ENDS_CHARS: Final = 4_000  # a question stands before or behind what it is about
 
 
-def is_about_markup(bare: Iterable[str]) -> bool:
-    """Tell whether texts without their tags speak of markup, so that tags may be the subject.
+def is_about_markup(texts: Iterable[str], systems: Iterable[str] = ()) -> bool:
+    """Tell whether what is said around the tags of texts speaks of markup: it may be the subject.
 
-    Only the beginning and the end of a text are looked at.
+    Of a text that is tags from end to end all that is said counts. Only the beginning and the end
+    of what is said are looked at. Of `systems`, system prompts, a few plain words count.
     """
     return any(
-        _ABOUT_MARKUP.first(text[:_ENDS_CHARS]) or _ABOUT_MARKUP.first(text[-_ENDS_CHARS:])
-        for text in bare
-    )
+        _ABOUT_MARKUP.first(said[:_ENDS_CHARS]) or _ABOUT_MARKUP.first(said[-_ENDS_CHARS:])
+        for said in map(_said_around, texts)
+    ) or any(_WORKS_ON_MARKUP.first(system[:_ENDS_CHARS]) for system in systems)
+
+
+def _said_around(text: str) -> str:
+    if "<" not in text:
+        return text
+    bare = _bare(text)
+    first, last = _ends_of_tags(bare)
+    if first is None or last is None:
+        return bare
+    around = f"{bare[: first.start()]} {bare[last.end() :]}"
+    return around if any(map(str.isalnum, around)) else _TAG.sub(" ", bare)
 
 
 def strip_markup(text: str) -> str:
     """Return `text` without HTML tags, comments, scripts and styles, outside code.
 
-    Block tags become line breaks, table cells a tab. Tags that HTML does not know stay.
+    Block tags become line breaks, table cells a tab, entities characters. Tags that HTML does not
+    know stay.
     """
-    if "<" not in text or not (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
-        return text
-    return edit_prose(text, _strip)
+    if "<" in text and (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
+        stripped = edit_prose(text, _strip)
+        if text.startswith("<"):
+            stripped = stripped.lstrip("\n")
+        return stripped.rstrip() if text.endswith(">") else stripped
+    if "&" in text and _ENTITY.search(text) and not _ABOUT_ENTITIES.first(text[-_ENDS_CHARS:]):
+        return edit_prose(text, _decode)
+    return text
 
 
 def _strip(prose: str) -> str:
-    bare = _TAG.sub(_gap, _DOCTYPE.sub("", _drop_hidden(prose)))
-    if bare == prose:
-        return prose
-    return _ENTITY.sub(lambda match: _ENTITIES[match[0]], bare)
+    bare = _bare(prose)
+    first, last = _ends_of_tags(bare)
+    if first is None or last is None:
+        return _decode(bare)
+    closed: dict[str, bool] = {}
+    # Between tags a line's indentation is the page's own layout, and so are spaces behind a block;
+    # a tab at the beginning of a line is an empty cell.
+    page = _INDENT.sub("\n", bare[first.start() : last.end()])
+    page = _TAG.sub(lambda tag: _gap(tag, closed), page)
+    page = _decode(_SPACES.sub("\n", page))
+    rest = bare[last.end() :]
+    return f"{bare[: first.start()]}{page}{rest.lstrip(' ') if last['block'] else rest}"
 
 
-def _gap(tag: re.Match[str]) -> str:
+def _bare(text: str) -> str:
+    return _DOCTYPE.sub("", _drop_hidden(text))
+
+
+def _ends_of_tags(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+    """Return the first tag and the last."""
+    first = last = None
+    for last in _TAG.finditer(text):
+        first = first or last
+    return first, last
+
+
+def _decode(prose: str) -> str:
+    return _ENTITY.sub(_character, prose) if "&" in prose else prose
+
+
+def _character(entity: re.Match[str]) -> str:
+    if entity["name"]:
+        return _ENTITIES.get(entity["name"], entity[0])
+    if entity["amp"] or entity["lt"] or entity["gt"]:
+        return "&" if entity["amp"] else "<" if entity["lt"] else ">"
+    code = int(entity["decimal"]) if entity["decimal"] else int(entity["hex"], 16)
+    if code == 0xA0:
+        return " "
+    character = chr(code)
+    return character if character.isprintable() and character not in "<>&" else entity[0]
+
+
+def _gap(tag: re.Match[str], closed: dict[str, bool]) -> str:
+    """Return what takes a tag's place; `closed` keeps which one-letter tags are closed."""
     if tag["block"]:
         return "\n"
-    return "\t" if tag["cell"] and tag[0][1] == "/" else ""
+    if tag["cell"]:
+        return "\t" if tag[0][1] == "/" else ""
+    letter = tag[0][1:-1]
+    if len(letter) > 1 or not letter.isupper():
+        return ""
+    # A type's parameter may have a tag's name, as in `Vec<U>`; it is never closed.
+    text, at = tag.string, tag.start()
+    if at == 0 or not text[at - 1].isalnum():
+        return ""
+    if letter not in closed:
+        closed[letter] = f"</{letter}>" in text
+    return "" if closed[letter] else tag[0]
 
 
 def _drop_hidden(text: str) -> str:

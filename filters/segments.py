@@ -3,38 +3,147 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from filters.document import parse
 from filters.errors import NotJson
 
-# A fence that is never closed protects the rest: better too little cleaned than code harmed.
+# A fence that is never closed protects the rest: better too little cleaned than code harmed. So
+# does an element that holds code, or a call of a tool, or what it gave back.
 _VERBATIM: Final = re.compile(
-    r"(```.*?(?:```|\Z)"
-    r"|~~~.*?(?:~~~|\Z)"
+    r"(?P<fence>`{3,}|(?:(?<=\n)|(?<!.))[ ]{0,3}~{3,}).*?(?:(?P=fence)|\Z)"
     r"|`[^`\n]+`"
     r"|\$\$.*?(?:\$\$|\Z)"
     r"|\$[^$\n]+\$"
     r"|\\\[.*?(?:\\\]|\Z)"
-    r"|\\\(.*?(?:\\\)|\Z))",
-    re.DOTALL,
+    r"|\\\(.*?(?:\\\)|\Z)"
+    r"|\\begin\{(?P<environment>\w+\*?)\}.*?(?:\\end\{(?P=environment)\}|\Z)"
+    r"|<(?P<element>pre|code|tool_call|tool_response|tool_result|function_calls|function_results)"
+    r"(?:\s[^<>]{0,1000})?>.*?(?:</(?P=element)>|\Z)",
+    re.DOTALL | re.IGNORECASE,
 )
+_ELEMENTS: Final = ("<pre", "<code", "<tool_", "<function_", "<PRE", "<CODE")
+_JSON_START: Final = re.compile(r'\{\s*"|\[\s*\{\s*"')
+_JSON_MARK: Final = re.compile(r'"(?>[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
+_LINES: Final = re.compile(r"[^\n]*\n|[^\n]+")
+_LOOKED_AT_CHARS: Final = 400  # of a line: its beginning tells what it is
+
+# What a line of code, of a log, a diff or a shell begins with, or holds, and prose does not.
+_BEGINS: Final = re.compile(
+    r"\s*(?:"
+    r"(?:def|fn|func|function|class|struct|enum|interface|trait|impl)\s+[\w$.:]+\s*[({:<]"
+    r"|from\s+[\w.]+\s+import\s|import\s+[\w.*{},]+;?\s*\Z|import\s+[\w.{}*,]+\s+(?:as|from)\s"
+    r"|(?:const|let|var|val|auto)\s+[\w$\[{][\w$,\]}:]*\s*="
+    r"|(?:public|private|protected|static|final|async|export)\s+(?:[\w<>\[\]]+\s+)*[\w<>]+\("
+    r"|(?:int|char|bool|float|double|long|void|string|String|size_t)\s+[*&\w]+\s*[=(;,\[]"
+    r"|(?:if|while|for|switch|catch)\s*\([^\n]*[)]\s*[{;]?\s*\Z"
+    r"|[A-Za-z_$][\w$.]*(?:\[[^\]\n]*\])?(?:\s*:\s*[\w\[\]|,.]+)?\s*(?:[-+*/%&|^:]|\?\?)?=(?![=>])"
+    r"|[A-Za-z_$][\w$]*(?:(?:\.|::|->)[\w$]+)*\([^\n]*\)\s*[;:{]?\s*\Z"
+    r"|//|/\*|\*/|\#!|\#include\b|\#define\b|@\w+(?:\([^\n]*\))?\s*\Z|>>>\s|\.\.\.\s{2,}"
+    r"|\$\s+\w+\s|[)\]}]+[;,]?\s*\Z"
+    r"|(?:SELECT|INSERT\s+INTO|UPDATE|DELETE\s+FROM|CREATE\s+TABLE|FROM|WHERE|JOIN|VALUES)\s"
+    r"|diff\s--git\s|@@\s|\+\+\+\s|---\s\S|[<>=]{7}\s|index\s[0-9a-f]{6,}"
+    r"|\[?\d{4}-\d\d-\d\d[T\s]\d\d:\d\d|\[?\d\d:\d\d:\d\d"
+    r"|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|FATAL)[\s:\]]|Traceback\s|at\s[\w$.<>]+\(|File\s\""
+    r")"
+)
+_ENDS: Final = re.compile(r"(?:[\w)\]\"']\s*\{|\}|\);|\},|\]\s*;|=>\s*\{?)\s*\Z")
+_HOLDS: Final = re.compile(r"""\w\(["']|\w::\w|\w\(\);|\s(?:==|!=|&&|\|\||\+=)\s|\)\s*->\s""")
 
 
 def edit_prose(text: str, edit: Callable[[str], str]) -> str:
-    """Return `text` with `edit` applied outside code fences, inline code and mathematics.
+    """Return `text` with `edit` applied outside code, mathematics, JSON and logs.
 
-    A text that is JSON as a whole has no prose.
+    Code is what is fenced or marked inline, what stands in an element for it, and lines that read
+    like nothing else. A text that is JSON as a whole has no prose.
     """
     if text.lstrip()[:1] in ("{", "[") and _is_json(text):
         return text
+    return "".join(
+        edit(piece) if is_prose else piece for is_prose, piece in _lines(_pieces(text)) if piece
+    )
+
+
+def is_code(line: str) -> bool:
+    """Tell whether a line reads like code, a log, a diff or a shell, and not like prose."""
+    head = line[:_LOOKED_AT_CHARS]
+    if head.lstrip()[:1] in ("<", ""):
+        return False
+    tail = line[-_LOOKED_AT_CHARS:]
+    return bool(_BEGINS.match(head) or _HOLDS.search(head) or _ENDS.search(tail))
+
+
+def _pieces(text: str) -> Iterator[tuple[bool, str]]:
+    """Cut out what is marked as code, mathematics or JSON; say of each piece whether it is prose."""
     # One character is found twenty times as fast as two.
-    if not ("`" in text or "$" in text or "\\" in text or "~" in text):
-        return edit(text)
-    pieces = _VERBATIM.split(text)
-    pieces[::2] = [edit(piece) if piece else piece for piece in pieces[::2]]
-    return "".join(pieces)
+    if (
+        "`" in text
+        or "$" in text
+        or "\\" in text
+        or "~~~" in text
+        or any(mark in text for mark in _ELEMENTS)
+    ):
+        at = 0
+        for found in _VERBATIM.finditer(text):
+            yield from _without_json(text[at : found.start()])
+            yield False, found[0]
+            at = found.end()
+        yield from _without_json(text[at:])
+    else:
+        yield from _without_json(text)
+
+
+def _without_json(text: str) -> Iterator[tuple[bool, str]]:
+    at = 0
+    while '"' in text and (start := _JSON_START.search(text, at)):
+        end = _end_of_json(text, start.start())
+        yield True, text[at : start.start()]
+        yield False, text[start.start() : end]
+        at = end
+    yield True, text[at:]
+
+
+def _end_of_json(text: str, start: int) -> int:
+    """Return where the brackets opened at `start` are closed; the end of the text if they are not."""
+    depth = 0
+    for mark in _JSON_MARK.finditer(text, start):
+        if mark[0] in ("{", "["):
+            depth += 1
+        elif mark[0] in ("}", "]"):
+            depth -= 1
+            if depth == 0:
+                return mark.end()
+    return len(text)
+
+
+def _lines(pieces: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
+    """Cut lines of code out of prose, with the empty lines between them."""
+    for is_prose, piece in pieces:
+        if not is_prose:
+            yield False, piece
+            continue
+        prose: list[str] = []
+        code: list[str] = []
+        blank: list[str] = []  # behind code: code if more comes, prose otherwise
+        for line in _LINES.findall(piece):
+            if not line.strip():
+                (blank if code else prose).append(line)
+            elif is_code(line):
+                if prose:
+                    yield True, "".join(prose)
+                    prose = []
+                code += [*blank, line]
+                blank = []
+            else:
+                if code:
+                    yield False, "".join(code)
+                    code = []
+                prose += [*blank, line]
+                blank = []
+        if code:
+            yield False, "".join(code)
+        yield True, "".join(prose + blank)
 
 
 def _is_json(text: str) -> bool:

@@ -4,14 +4,16 @@ import pytest
 
 from filters.api import CONTINUE, Exchange
 from filters.bounds import MOST_CHARS, MOST_TEXTS
-from filters.clean import MOST_TAGS, CleanConfig, CleanFilter
+from filters.clean import CleanConfig, CleanFilter
+from filters.cleaning import MOST_TAGS
 from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import drive, fake_ports
 
 
 def cleaned(exchange: Exchange, config: CleanConfig | None = None) -> bytes:
-    clean = CleanFilter(config or CleanConfig(), None, fake_ports())
+    config = config or CleanConfig()
+    clean = CleanFilter(config, CleanFilter.prepare(config), fake_ports())
     assert CONTINUE is drive(clean.on_request(exchange))
     return exchange.prompt.document.render()
 
@@ -21,8 +23,8 @@ def test_what_the_user_wrote_is_cleaned(dialect: str) -> None:
     """In every provider's words; the note says how many characters went."""
     exchange = ask(dialect, "<p>so   much</p>   space")
     body = cleaned(exchange)
-    assert ask(dialect, "\nso much\n space").prompt.document.raw == body
-    assert 9 == exchange.notes["clean.chars"]
+    assert ask(dialect, "so much\nspace").prompt.document.raw == body
+    assert 11 == exchange.notes["clean.chars"]
 
 
 @pytest.mark.parametrize("dialect", [name for name in CHATS if name != "openai.completions"])

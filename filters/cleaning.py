@@ -1,0 +1,177 @@
+"""Apply the rules of `clean` to the texts of a prompt until they find nothing more."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from filters.greetings import drop_repeated_greetings, kinds_in
+from filters.markup import is_about_markup, strip_markup
+from filters.media import is_about_encoding, shorten_media
+from filters.padding import drop_padding, is_template
+from filters.relevance import drop_unrelated, question_of
+from filters.repeats import drop_repeats
+from filters.spacing import drop_invisible, tidy_spacing
+from filters.wording import is_about_wording
+
+MOST_TAGS: Final = 8_000  # a page has some thousands; 3 us each
+MOST_PASSES: Final = 8  # one pass may uncover work for the next; text built to go on for ever stays
+
+RULES: Final = (
+    "zero_width", "media", "padding", "html", "white_space", "greetings", "repeats", "relevance"
+)  # fmt: skip
+"""The rules in their order."""
+SAFE: Final = frozenset(RULES) - {"relevance"}
+"""Those that are on unless a profile says otherwise."""
+
+_OF_ONE_TEXT: Final[tuple[tuple[str, Callable[[str], str]], ...]] = (
+    ("zero_width", drop_invisible),
+    ("media", shorten_media),
+    ("padding", drop_padding),
+    ("html", strip_markup),
+    ("white_space", tidy_spacing),
+    ("greetings", drop_repeated_greetings),
+    ("repeats", drop_repeats),
+)
+
+
+@dataclass(slots=True)
+class Passage:
+    """A text of the prompt as it becomes."""
+
+    value: str
+    turn: int = 0
+    """The number of the message that it belongs to."""
+    answers: int = 0
+    """How many answers of the model stand before it."""
+    has_author: bool = False
+    """It is a system prompt, whose author repeats nothing by chance."""
+
+
+class Edit(NamedTuple):
+    """What a rule made of a text."""
+
+    passage: int
+    rule: str
+    before: str
+    after: str
+
+
+class Cleaning:
+    """The passages of one prompt and the rules that are on."""
+
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        rules: Collection[str],
+        systems: Sequence[str] = (),
+    ) -> None:
+        """Take passages to edit in place, and system prompts that say what the task is."""
+        self._passages: Final = passages
+        self._rules: Final = [(name, rule) for name, rule in _OF_ONE_TEXT if name in rules]
+        self._relevance: Final = "relevance" in rules
+        self._systems: Final = systems
+        self.has_many_tags = False
+        """Tags were left because there are very many."""
+
+    def run(self) -> list[Edit]:
+        """Edit the passages and return what was done; cleaning once more would change nothing.
+
+        Where the rules come to no end, nothing is done.
+        """
+        originals = [passage.value for passage in self._passages]
+        edits: list[Edit] = []
+        for _ in range(MOST_PASSES):
+            found = self._pass()
+            if not found:
+                return edits
+            edits += found
+        for passage, original in zip(self._passages, originals, strict=True):
+            passage.value = original
+        return []
+
+    def _pass(self) -> list[Edit]:
+        guards = _Guards([passage.value for passage in self._passages], self._systems)
+        talked = self._passages[-1].answers > 0 if self._passages else False
+        said: set[str] = set()  # kind words of the rounds before
+        saying: set[str] = set()  # and of this one
+        answers = 0
+        edits: list[Edit] = []
+        for index, passage in enumerate(self._passages):
+            if passage.answers > answers:
+                said |= saying
+                answers = passage.answers
+            for name, rule in self._rules:
+                before = passage.value
+                after = (
+                    drop_repeated_greetings(before, said) if name == "greetings" else rule(before)
+                )
+                if after != before and self._may(name, passage, after, guards):
+                    passage.value = after
+                    edits.append(Edit(index, name, before, after))
+            if talked and not passage.has_author:
+                saying |= kinds_in(passage.value)
+        return edits or self._drop_unrelated()
+
+    def _drop_unrelated(self) -> list[Edit]:
+        edits: list[Edit] = []
+        if not self._relevance:
+            return edits
+        said = [one for one in enumerate(self._passages) if not one[1].has_author]
+        asked = [one for one in said if one[1].turn == said[-1][1].turn]
+        question = question_of(asked[-1][1].value) if asked else ""
+        for index, passage in asked:
+            before = passage.value
+            after = drop_unrelated(before, question)
+            if after != before:
+                passage.value = after
+                edits.append(Edit(index, "relevance", before, after))
+        return edits
+
+    def _may(self, name: str, passage: Passage, after: str, guards: _Guards) -> bool:
+        """Tell whether a rule may do what it found."""
+        if not after.strip() or is_template(passage.value):
+            return False
+        match name:
+            case "html":
+                self.has_many_tags |= guards.has_many_tags
+                return not (guards.has_many_tags or guards.is_about_markup)
+            case "media":
+                return not guards.is_about_encoding
+            case "greetings" | "repeats":
+                return not (passage.has_author or guards.is_about_wording)
+            case _:
+                return True
+
+
+class _Guards:
+    """What the prompt is about, found out once and only where a rule found something to do."""
+
+    def __init__(self, texts: Sequence[str], systems: Sequence[str]) -> None:
+        self._texts: Final = texts
+        self._systems: Final = systems
+
+    @functools.cached_property
+    def has_many_tags(self) -> bool:
+        return sum(text.count("<") for text in self._texts) > MOST_TAGS
+
+    @functools.cached_property
+    def is_about_markup(self) -> bool:
+        return is_about_markup(self._texts, self._systems)
+
+    @functools.cached_property
+    def is_about_encoding(self) -> bool:
+        return is_about_encoding(self._texts)
+
+    @functools.cached_property
+    def is_about_wording(self) -> bool:
+        return is_about_wording((*self._texts, *self._systems))
+
+
+def clean(text: str, rules: Collection[str] = SAFE) -> str:
+    """Return `text`, as a whole prompt, cleaned by `rules`."""
+    passage = Passage(text)
+    Cleaning([passage], rules).run()
+    return passage.value

@@ -1,0 +1,189 @@
+"""Drop paragraphs that say again what one before them said."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from filters.segments import edit_prose, is_code
+
+_SHORTEST: Final = 40  # characters; a Chinese one counts as three: they say as much
+_SHORTEST_SENTENCE: Final = 12  # likewise; "Yes." is said again for good reason
+_FAR_CHARS: Final = 1_000  # a question asked again behind so much is meant
+_PROBED_CHARS: Final = 8_192  # in a longer text looking for probes costs more than it saves
+
+_GAP: Final = re.compile(r"((?:\r?\n[ \t]*){2,})")
+_SENTENCE: Final = re.compile(r"[^.!?;。！？；…\n]+")
+_WORD: Final = re.compile(r"[^\W_]+")
+_CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+# Words that carry no fact: two sentences that differ by these alone say the same. Negations,
+# numbers and quantities are not among them.
+_FUNCTION_WORDS: Final = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "of",
+        "to",
+        "in",
+        "on",
+        "at",
+        "for",
+        "and",
+        "that",
+        "this",
+        "these",
+        "those",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "which",
+        "who",
+        "whom",
+        "its",
+        "it",
+        "as",
+        "by",
+        "with",
+        "also",
+        "very",
+        "so",
+        "then",
+        "there",
+        "here",
+        "just",
+        "really",
+        "please",
+    ]
+)
+_FUNCTION_CHARACTERS: Final = str.maketrans("", "", "的了地得着呢吧吗啊呀哦嘛")
+# Pieces of words that every repetition has as well, whatever happens to plurals and small words.
+_PROBE: Final = re.compile(
+    r"[^\W_s\u0080-\U0010ffff]{4,8}|[^\W_\x00-\x7f的了地得着呢吧吗啊呀哦嘛]{2,4}"
+)
+_PROBED_HEAD: Final = 120  # characters of a paragraph
+_TABLE: Final = re.compile(r"[|\t]|^\s*(?:[-*+>#]|\d+[.)])\s", re.MULTILINE)
+
+
+def drop_repeats(text: str) -> str:
+    """Return `text` without paragraphs of which every sentence stood in it before.
+
+    Case, punctuation, spacing, plurals and words such as "the" do not count. Lists, tables, quotes
+    and code stay, and so does the last paragraph where it repeats one from far before.
+    """
+    if "\n" not in text or len(text) < _SHORTEST or not _may_repeat(text):
+        return text
+    seen: dict[str, int] = {}
+    total = len(text)
+    at = 0
+
+    def drop(prose: str) -> str:
+        nonlocal at
+        begins = text.find(prose, at)
+        at = begins + len(prose)
+        return _drop(prose, seen, begins, total)
+
+    return edit_prose(text, drop)
+
+
+def _may_repeat(text: str) -> bool:
+    """Tell whether a paragraph repeats another, be it prose or not, at as little cost as may be."""
+    lower = text.lower()
+    if "\n\n" in lower and "\n " not in lower and "\r" not in lower and "\n\t" not in lower:
+        paragraphs = lower.split("\n\n")  # fifty times as fast as a pattern
+    else:
+        paragraphs = [piece for piece in _GAP.split(lower)[::2] if piece]
+    if len(paragraphs) < 2:
+        return False
+    if len(lower) <= _PROBED_CHARS:
+        before = ""
+        for paragraph in paragraphs:
+            if before and len(paragraph) > _SHORTEST // 3 and _stood_in(before, paragraph):
+                break
+            before = f"{before}\n{paragraph}"
+        else:
+            return False
+    seen: set[str] = set()
+    for paragraph in paragraphs:
+        keys = _sentences(paragraph)
+        if keys and seen.issuperset(keys):
+            return True
+        seen.update(keys)
+    return False
+
+
+def _stood_in(before: str, paragraph: str) -> bool:
+    """Tell whether the first words of a paragraph stood before it, as far as probes tell."""
+    for probe in _PROBE.finditer(paragraph, 0, _PROBED_HEAD):  # noqa: SIM110 - faster
+        if probe[0] not in before:
+            return False
+    return True
+
+
+def _drop(prose: str, seen: dict[str, int], begins: int, total: int) -> str:
+    pieces = _GAP.split(prose)
+    kept: list[str] = []
+    at = begins
+    for index in range(0, len(pieces), 2):
+        paragraph = pieces[index]
+        gap = pieces[index + 1] if index + 1 < len(pieces) else ""
+        end = at + len(paragraph)
+        keys = _keys(paragraph)
+        first = [seen.get(key, -1) for key in keys]
+        is_last = end >= total - len(gap)
+        if (
+            keys
+            and min(first) >= 0
+            and not (is_last and at - max(first) > _FAR_CHARS)
+            and not _is_framed(kept, gap, pieces, index)
+        ):
+            if is_last and kept:
+                kept[-1] = gap  # the blank line before it goes with it
+        else:
+            for key in keys:
+                seen.setdefault(key, at)
+            kept += [paragraph, gap]
+        at = end + len(gap)
+    return "".join(kept)
+
+
+def _keys(paragraph: str) -> list[str]:
+    """Return what each sentence says; nothing for a paragraph that is too short or no prose."""
+    if _weight(paragraph) < _SHORTEST or _TABLE.search(paragraph):
+        return []
+    if any(is_code(line) or line[:1] in (" ", "\t") for line in paragraph.split("\n")):
+        return []
+    keys = _sentences(paragraph)
+    return keys if keys and max(map(_weight, keys)) >= _SHORTEST_SENTENCE else []
+
+
+def _sentences(paragraph: str) -> list[str]:
+    return list(filter(None, map(_key, _SENTENCE.findall(paragraph))))
+
+
+def _key(sentence: str) -> str:
+    words = _WORD.findall(sentence.lower())
+    return " ".join(
+        word.translate(_FUNCTION_CHARACTERS) if not word.isascii() else _stem(word)
+        for word in words
+        if word not in _FUNCTION_WORDS
+    ).strip()
+
+
+def _stem(word: str) -> str:
+    """Set plurals aside."""
+    return word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "su" else word
+
+
+def _weight(text: str) -> int:
+    return len(text) if text.isascii() else len(text) + 2 * len(_CJK.findall(text))
+
+
+def _is_framed(kept: list[str], gap: str, pieces: list[str], index: int) -> bool:
+    """Tell whether a paragraph is all that stands between two tags: the frame would be empty."""
+    before = kept[-2].rstrip() if len(kept) > 1 else ""
+    after = pieces[index + 2].lstrip() if gap and index + 2 < len(pieces) else ""
+    return before.endswith(">") and after.startswith("</")
