@@ -25,14 +25,15 @@ from ext_proc.config import (
     parse_listen,
     read_settings,
 )
-from ext_proc.settings_reader import Secret
+from ext_proc.settings_reader import Secret, clusters_in
 from ext_proc.yaml_file import BadConfig, Loader, parse_yaml, read_yaml
 from filters.api import Config, Filter, Quality
 from filters.cache import CacheConfig, CacheFilter
 from filters.clean import CleanConfig, CleanFilter
 from filters.errors import ConfigError
 from filters.route import RouteConfig, RouteFilter
-from filters.units import Duration, PoolName, Size, SomeTime
+from filters.think import ThinkConfig
+from filters.units import ClusterName, Duration, PoolName, Size, SomeTime
 from tests.fakes import drive
 
 ROOT = Path(__file__).parents[2]
@@ -380,6 +381,74 @@ def test_every_problem_stops_the_start(tmp_path: Path) -> None:
 
 
 # --- Addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:/run/e.sock", "unix:@e", "127.0.0.1:8002", "localhost:8002", "[::1]:8002"]
+)
+def test_forebay_asks_by_a_socket_or_on_loopback(address: str) -> None:
+    """Whoever reaches that listener may ask any cluster."""
+    text = f'server: {{egress: "{address}"}}\nprofiles: {{raw: {{}}}}'
+    assert address == settings_of(text).server.egress
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8002", "10.0.0.1:8002", "gateway:8002", "e.sock"])
+def test_forebay_asks_nowhere_else(address: str) -> None:
+    """A name may mean any machine."""
+    text = f'server: {{egress: "{address}"}}\nprofiles: {{raw: {{}}}}'
+    (problem,) = problems_of(text)
+    assert problem.startswith("forebay.yaml:2: forebay.server.egress: expected")
+
+
+class Ask(Config, frozen=True):
+    """A part of a filter's settings that names a cluster."""
+
+    cluster: ClusterName = ""
+
+
+class AskConfig(Config, frozen=True):
+    """A filter's settings that name clusters."""
+
+    light: ClusterName = ""
+    model: str = "light"
+    deep: Ask = Ask()
+
+
+def test_the_clusters_of_settings_are_found_under_their_keys() -> None:
+    """Parts of settings are looked into; an empty name is none."""
+    assert [] == clusters_in(AskConfig())
+    assert [("light", "a"), ("deep.cluster", "b")] == clusters_in(
+        AskConfig(light="a", deep=Ask(cluster="b"))
+    )
+
+
+def test_the_clusters_of_all_settings_are_those_of_pools_and_of_filters() -> None:
+    """Each of them serves models, and is led elsewhere by `forebay up`."""
+    text = (
+        "pools: {full: {cluster: large}}\n"
+        "profiles: {a: {think: {cluster: light, model: m}}, b: {base: a}}"
+    )
+    assert {"large", "light"} == settings_of(text).clusters
+
+
+def test_the_settings_of_think_are_read() -> None:
+    """Only who drafts must be said."""
+    text = """
+profiles:
+  a: {think: {cluster: light, model: m}}
+  b: {think: {cluster: light, model: m, deadline: 4s, max_tokens: 99, only: [code, open]}}
+"""
+    profiles = settings_of("pools: {full: {cluster: large}}" + text).profiles
+    ((_, first),), ((_, second),) = profiles["a"].filters, profiles["b"].filters
+    assert ThinkConfig(cluster="light", model="m") == first
+    other = ThinkConfig(
+        cluster="light",
+        model="m",
+        deadline=Duration("4s"),
+        max_tokens=99,
+        only=("code", "open"),
+    )
+    assert other == second
 
 
 @pytest.mark.parametrize(

@@ -491,6 +491,17 @@ def test_store_and_settings_are_counted(books: Books) -> None:
     ]
 
 
+def test_questions_of_our_own_are_counted_by_cluster_and_outcome(books: Books) -> None:
+    """And their time by cluster: nothing else of them is known here."""
+    for outcome in ("answered", "late", "late"):
+        books.telemetry.upstream_asked("light", outcome, 0.5)
+    assert [1, 2, 1.5] == [
+        books.value("upstream_requests_total", cluster="light", outcome="answered"),
+        books.value("upstream_requests_total", cluster="light", outcome="late"),
+        books.value("upstream_seconds_sum", cluster="light"),
+    ]
+
+
 def test_what_did_not_happen_yet_counts_zero(books: Books) -> None:
     """A rate misses the first count of a series that was not there before."""
     assert [0, 0, 0] == [
