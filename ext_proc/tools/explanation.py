@@ -324,7 +324,8 @@ def _task(task: Task) -> Text:
 
 
 def _note(name: str, key: str, value: Note) -> Text:
-    short = key.removeprefix(name).removeprefix(".").replace("_", " ").replace(".", " ")
+    short = key.removeprefix(name).removeprefix(".").removesuffix("why")
+    short = short.replace("_", " ").replace(".", " ").strip()
     shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return Text(f"{short} {shown}".strip(), "")
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 LONG_LINE_CHARS: Final = 100  # a longer line is cut into its sentences
 CONTEXT_LINES: Final = 1
 MOST_WORDS: Final = 400  # comparing takes time with their square
+MOST_PAIRS: Final = 400  # of lines that may have become each other; 0.1 ms each
+LEAST_LIKENESS: Final = 0.5
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=\S)|(?<=[。！？；])")
 _WORD: Final = re.compile(r"\w+|\s+|.", re.DOTALL)
@@ -58,8 +60,8 @@ def _range(start: int, end: int) -> str:
 def changed_words(lines: Sequence[str]) -> Iterator[tuple[str, list[Span]]]:
     """Return each line of a unified diff with the spans that changed within it.
 
-    A removed line is compared with the added one at its place in the block; where they have little
-    in common, or one has no counterpart, nothing is marked.
+    A removed line is compared with the added one of its block that is most like it; where nothing
+    is like it, nothing is marked.
     """
     at = 0
     while at < len(lines):
@@ -70,12 +72,32 @@ def changed_words(lines: Sequence[str]) -> Iterator[tuple[str, list[Span]]]:
             at += 1
             continue
         marks: dict[int, list[Span]] = {}
-        for offset, (old, new) in enumerate(zip(removed, added, strict=False)):
-            pair = _compare(old[1:], new[1:])
-            marks[at + offset], marks[at + len(removed) + offset] = pair
-        for number in range(at, at + len(removed) + len(added)):
-            yield lines[number], marks.get(number, [])
+        for old, new in _pairs(removed, added):
+            marks[old], marks[len(removed) + new] = _compare(removed[old][1:], added[new][1:])
+        for offset, line in enumerate((*removed, *added)):
+            yield line, marks.get(offset, [])
         at += len(removed) + len(added)
+
+
+def _pairs(removed: Sequence[str], added: Sequence[str]) -> Iterator[Span]:
+    """Return the places of lines that became each other, in their order."""
+    if len(removed) * len(added) > MOST_PAIRS:
+        return
+    start = 0
+    for old, line in enumerate(removed):
+        words = _words(line)
+        alike = [
+            (difflib.SequenceMatcher(None, words, _words(added[new])).quick_ratio(), -new)
+            for new in range(start, len(added))
+        ]
+        likeness, new = max(alike, default=(0.0, 0))
+        if likeness >= LEAST_LIKENESS:
+            yield old, -new
+            start = -new + 1
+
+
+def _words(line: str) -> list[str]:
+    return _WORD.findall(line, 1)
 
 
 def _run(lines: Sequence[str], start: int, sign: str) -> Sequence[str]:
@@ -91,8 +113,6 @@ def _compare(old: str, new: str) -> tuple[list[Span], list[Span]]:
     if len(words) > MOST_WORDS or len(others) > MOST_WORDS:
         return [], []
     matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
-    if matcher.ratio() < 0.3:
-        return [], []
     starts, other_starts = _starts(words), _starts(others)
     left: list[Span] = []
     right: list[Span] = []
