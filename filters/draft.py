@@ -50,7 +50,7 @@ _DRAFTS: Final = {
 def is_chinese(text: str) -> bool:
     """Tell whether a question is asked in Chinese, judged by its beginning."""
     sample = text[:_SAMPLE_CHARS]
-    if _KANA.search(sample):
+    if sample.isascii() or _KANA.search(sample):
         return False
     return len(_HAN.findall(sample)) * _HAN_SHARE > len(sample)
 
