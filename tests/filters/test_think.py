@@ -76,6 +76,28 @@ def test_the_models_own_thinking_is_turned_off(
     assert {"think.tokens": 8, "think.off": True} == exchange.notes
 
 
+@pytest.mark.parametrize(
+    ("dialect", "path", "more"),
+    [
+        (CHAT, ("reasoning_effort",), {"model": "gpt-5.1", "reasoning_effort": "high"}),
+        (
+            ANTHROPIC,
+            ("thinking", "type"),
+            {"max_tokens": 9_000, "thinking": {"type": "enabled", "budget_tokens": 4_000}},
+        ),
+    ],
+)
+def test_thinking_that_was_asked_for_is_off_with_a_draft_and_on_without(
+    dialect: str, path: tuple[str, ...], more: dict[str, Any]
+) -> None:
+    """A draft that came to nothing must not cost the quality that thinking brings."""
+    with_draft, without = (ask(dialect, QUESTION, more=more) for _ in range(2))
+    thought(with_draft)
+    assert with_draft.prompt.document.get(path) in ("none", "disabled")
+    thought(without, upstream=FakeUpstream())
+    assert without.prompt.document.get(path) in ("high", "enabled")
+
+
 def test_the_light_model_is_asked_for_steps_and_no_answer() -> None:
     """At the cluster and by the name of the settings, within their tokens, under the trace."""
     upstream = FakeUpstream(DRAFT)
