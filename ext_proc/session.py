@@ -31,6 +31,7 @@ from ext_proc.conversation import Message, Phase, advance
 from filters.api import (
     Answer,
     Clock,
+    Cut,
     Delta,
     Dialect,
     Exchange,
@@ -40,6 +41,7 @@ from filters.api import (
     Outcome,
     ReplyHead,
     RequestHead,
+    Task,
     Usage,
 )
 from filters.bounds import has_too_many_containers, has_too_many_values
@@ -51,7 +53,7 @@ from filters.framing import Framer
 from filters.pipeline import Pipeline, Run, note_failure
 
 # Headers by which clients prove who they are: one per provider, and what stands before others.
-_CREDENTIALS: Final = (
+CREDENTIALS: Final = (
     "authorization",
     "x-api-key",
     "x-goog-api-key",
@@ -92,6 +94,10 @@ class Facts:
     stages: Sequence[tuple[str, int]] = ()
     """Stage name and nanoseconds, in the order they ran."""
     notes: Mapping[str, Note] = field(default_factory=dict)
+    cuts: Sequence[Cut] = ()
+    """What was taken out of the prompt."""
+    task: Task | None = None
+    """What was asked for; None when no filter looked."""
     usage: Usage | None = None
     finish: Finish | None = None
     first_token_ns: int = 0
@@ -296,7 +302,7 @@ class Session:
         )
         run = self._run = Run(profile.pipeline)
         facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes
-        facts.stages = run.timings
+        facts.stages, facts.cuts = run.timings, exchange.cuts
         if patience_s := profile.pipeline.patience_s:
             await self._peer.send(Extend(patience_s))
         answer = await run.request(exchange)
@@ -520,6 +526,8 @@ class Session:
         finally:  # also when cancelled: the books count what is in flight
             record, self._record = self._record, None
             if record is not None and facts is not None:
+                if self._exchange is not None:
+                    facts.task = self._exchange.task
                 record.end(facts)
 
     def _server_timing(self) -> str:
@@ -583,7 +591,7 @@ def tenant_of(head: RequestHead, tenant_header: str) -> str:
     headers = head.headers
     if tenant_header:
         return _hashed("mesh", headers.get(tenant_header, ""))
-    found = [f"{name}:{value}" for name in _CREDENTIALS if (value := headers.get(name))]
+    found = [f"{name}:{value}" for name in CREDENTIALS if (value := headers.get(name))]
     if query := head.path.partition("?")[2]:  # Gemini's clients may send the key there
         members = query.split("&")
         found += [member for member in members if unquote(member.partition("=")[0]) == "key"]

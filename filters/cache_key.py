@@ -18,7 +18,7 @@ from filters.segments import edit_prose
 KEY_BYTES: Final = 24
 # Headers by which a provider picks itself, an account, a deployment or a version of its API: other
 # value, other answer.
-_VARIANT_HEADERS: Final = (
+VARIANT_HEADERS: Final = (
     ":authority",
     "anthropic-beta",
     "anthropic-version",
@@ -46,7 +46,7 @@ def cache_key(exchange: Exchange) -> bytes:
     # JSON tells where each part ends, so that no two lists of parts look alike.
     parts = (
         *(exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model),
-        [headers.get(name, "") for name in _VARIANT_HEADERS],
+        [headers.get(name, "") for name in VARIANT_HEADERS],
         _place(exchange.head.path),
         _variant_query(exchange.head.path),
         _normalised(exchange),

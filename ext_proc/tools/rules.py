@@ -28,10 +28,12 @@ from ext_proc.config import (
     parse_host_port,
     parse_listen,
 )
+from ext_proc.session import CREDENTIALS as WHO_ASKS
 from ext_proc.settings_reader import clusters_in, not_among, pools_in
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
+from filters.cache_key import VARIANT_HEADERS
 from filters.pipeline import SPARE_S, patience_s, waits_s
 from filters.units import Duration, Size
 
@@ -64,6 +66,12 @@ TOLD_HEADERS: Final = (
     "server-timing",
 )
 CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key", "cookie")
+# What Forebay reads: without the path it does nothing, without who asks all would be one tenant.
+READ_HEADERS: Final = (
+    *(":method", ":path", ":status", "content-type", "content-encoding", "cache-control"),
+    *WHO_ASKS,
+    *VARIANT_HEADERS,
+)
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WITH_QUERY: Final = re.compile(r"%PATH(?:\((?!NQ)[^)]*\))?(?::\d+)?%")
 _OPERATOR: Final = re.compile(r"%(?:REQ|REQUEST_HEADER)\(([^)]*)\)(?::\d+)?%")
@@ -263,6 +271,28 @@ def _waits_are_allowed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]
             got = Duration(allowed.total_seconds()) if allowed else "nothing"
             text = f"expected at least {Duration(least)}, {of}, got {got}"
             yield part.get(name).problem(f"{gateway.name}.ext_proc.{name}", text)
+
+
+def _headers_arrive(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Hold what Envoy keeps from Forebay against what Forebay reads."""
+    tenant = settings.tenant.header
+    wanted = (*READ_HEADERS, tenant) if tenant else READ_HEADERS
+    for gateway in seen.gateways:
+        rules = gateway.filter.get("forward_rules")
+        for name, keeps in (("allowed_headers", False), ("disallowed_headers", True)):
+            listed = rules.get(name)
+            if not listed:
+                continue
+            patterns = [*listed.get("patterns")]
+            missing = [
+                header
+                for header in wanted
+                if any(_matches(pattern, header) for pattern in patterns) is keeps
+            ]
+            if missing:
+                path = f"{gateway.name}.ext_proc.forward_rules.{name}"
+                message = f"expected Forebay to be told {', '.join(missing)}, which this keeps away"
+                yield listed.problem(path, message)
 
 
 def _metadata_arrives(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -535,7 +565,11 @@ def _strips(manager: Part, name: str) -> bool:
 def _removes(mutation: Part, name: str) -> bool:
     if mutation.get("remove").text.lower() == name:
         return True
-    matcher = mutation.get("remove_on_match", "key_matcher")
+    return _matches(mutation.get("remove_on_match", "key_matcher"), name)
+
+
+def _matches(matcher: Part, name: str) -> bool:
+    """Tell whether an Envoy StringMatcher takes a header's name."""
     value = matcher.value if isinstance(matcher.value, dict) else {}
     tests: dict[str, Callable[[str], bool]] = {
         "exact": lambda text: name == text,
@@ -666,6 +700,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _admin_agrees,
     _filter_is_able,
     _waits_are_allowed,
+    _headers_arrive,
     _metadata_arrives,
     _modes_fit,
     _pools_have_ways,
