@@ -32,7 +32,7 @@ from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, Setup, set_up
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
 from ext_proc.tools.place import LOOPBACK, run_folder
-from ext_proc.tools.stand_ins import PIECES
+from ext_proc.tools.stand_ins import LONG_PIECES, PIECES
 from ext_proc.tools.supervisor import Supervisor
 from filters.errors import ConfigError
 
@@ -61,13 +61,17 @@ class Scenario(NamedTuple):
 
 SCENARIOS: Final = {
     "plain": Scenario("Envoy without ext_proc", "/bench/plain", None),
-    "noop": Scenario("a no-op ext_proc server", "/bench/noop", "no-op server"),
+    "noop-grpc": Scenario("a no-op server, grpc.aio", "/bench/noop-grpc", "noop-grpc"),
+    "noop-native": Scenario("a no-op server, native", "/bench/noop-native", "noop-native"),
     "raw": Scenario("no filters", "/p/raw", "server", "x-forebay-profile: raw"),
     "miss": Scenario("default, never seen before", "", "server", "x-cache: MISS"),
     "hit": Scenario("faq, seen before", "/p/faq", "server", "x-cache: HIT", unique=False),
     "stream": Scenario(
         f"faq, {PIECES} chunks read and kept", "/bench/stream", "server", "x-cache: MISS",
         stream=True,
+    ),
+    "long": Scenario(
+        f"the same, {LONG_PIECES} chunks", "/bench/long", "server", "x-cache: MISS", stream=True
     ),
 }  # fmt: skip
 
@@ -360,7 +364,7 @@ def _row(name: str, rows: dict[str, Row]) -> dict[str, Any]:
         "errors_by_kind": dict(row.errors),
     }
     if not scenario.stream:  # another upstream and another reply: no ratio would say anything
-        for base in ("plain", "noop"):
+        for base in ("plain", "noop-grpc"):
             if base in rows:
                 answer[f"times_{base}"] = {
                     key: ratio
@@ -427,7 +431,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         for kind, number in row["errors_by_kind"].items():
             console.print(Text(f"{name}: {number} x {kind}", style="red"))
     for name in ("miss", "hit"):
-        if found := _median(report["scenarios"].get(name, {}), "times_noop", "server_us"):
+        if found := _median(report["scenarios"].get(name, {}), "times_noop-grpc", "server_us"):
             good = found <= MOST_RATIO
             text = f"server CPU on a {name}: {found:.2f} x the no-op server's"
             goal = f"(goal: at most {MOST_RATIO})"
@@ -445,7 +449,7 @@ def _conditions(report: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     median, plain = row["median"], _median(row, "times_plain", "requests_per_s")
-    noop = _median(row, "times_noop", "server_us")
+    noop = _median(row, "times_noop-grpc", "server_us")
     return [
         f"{median['requests_per_s']:,.0f}",
         f"{plain:.2f}" if plain else "",

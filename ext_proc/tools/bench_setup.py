@@ -1,7 +1,7 @@
 """Lay out what is measured: the shipped gateway, with stand-ins for everything around it.
 
-Beside the shipped routes stand two more: one through a no-op ext_proc server, one to an upstream
-that streams. All programs are the ones that run in production, as is their configuration: access
+Beside the shipped routes stand four more: two through a no-op ext_proc server, one over each
+transport, and two to an upstream that streams. All programs are the ones that run in production, as is their configuration: access
 log and exchange log into a file, metrics on, one request in ten traced.
 """
 
@@ -15,12 +15,14 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from ext_proc.config import Settings, Transport, read_settings
 from ext_proc.tools.derivation import Local, derive
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports
+from ext_proc.tools.stand_ins import LONG
 from ext_proc.tools.supervisor import Child, answers
 from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
 
@@ -65,16 +67,18 @@ class Places:
     streamer: int
     spans: int
     socket: Path
-    noop_socket: Path
+    grpc_socket: Path
+    native_socket: Path
 
     @classmethod
     def on(cls, ports: Sequence[int], folder: Path) -> Places:
-        """Give out six ports, and two sockets in a folder."""
+        """Give out six ports, and three sockets in a folder."""
         gateway, admin, metrics, upstream, streamer, spans = ports
         return cls(
             *(gateway, admin, metrics, upstream, streamer, spans),
             socket=folder / SOCKET,
-            noop_socket=folder / "n",
+            grpc_socket=folder / "g",
+            native_socket=folder / "n",
         )
 
 
@@ -146,10 +150,13 @@ def _children(
         Child(
             "upstream", _envoy_words(envoy, upstream), lambda: answers(places.upstream, "/health")
         ),
-        Child(
-            "no-op server",
-            [*stand_in, "noop", f"unix:{places.noop_socket}"],
-            _connects(lambda: asyncio.open_unix_connection(places.noop_socket)),
+        *(
+            Child(
+                name,
+                [*stand_in, name, f"unix:{socket}"],
+                _connects(partial(asyncio.open_unix_connection, socket)),
+            )
+            for name, socket in _noop_servers(places).items()
         ),
         Child(
             "span receiver",
@@ -163,6 +170,10 @@ def _children(
         ),
     )
     return {child.name: child for child in children}
+
+
+def _noop_servers(places: Places) -> dict[str, Path]:
+    return {"noop-grpc": places.grpc_socket, "noop-native": places.native_socket}
 
 
 def _envoy_words(envoy: str, config: Path) -> list[str]:
@@ -218,33 +229,45 @@ def _gateway(
     manager = _manager(tree)
     manager["tracing"] = _manager(shipped)["tracing"]
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
-    noop = {"grpc_service": {"envoy_grpc": {"cluster_name": "noop"}}}
     faq = {"grpc_initial_metadata": [{"key": "x-forebay-profile", "value": "faq"}]}
     routes[:0] = [
-        _route("/bench/noop/", "full", noop),
         _route("/bench/stream/", "streamer", faq),
+        _route("/bench/long/", "streamer", faq, rewrite=LONG),
+        *(
+            _route(f"/bench/{name}/", "full", {"grpc_service": _service(name)})
+            for name in _noop_servers(places)
+        ),
     ]
     clusters = tree["static_resources"]["clusters"]
     by_name = {cluster["name"]: cluster for cluster in clusters}
     clusters += [
-        _led(by_name["forebay"], "noop", {"pipe": {"path": str(places.noop_socket)}}),
         _led(by_name["full"], "streamer", _address(places.streamer)),
+        *(
+            _led(by_name["forebay"], name, {"pipe": {"path": str(socket)}})
+            for name, socket in _noop_servers(places).items()
+        ),
     ]
     return tree
 
 
 def _manager(tree: dict[str, Any]) -> dict[str, Any]:
-    (listener,) = tree["static_resources"]["listeners"]
+    (listener,) = (one for one in tree["static_resources"]["listeners"] if one["name"] == "ingress")
     manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager
 
 
-def _route(prefix: str, cluster: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def _service(cluster: str) -> dict[str, Any]:
+    return {"envoy_grpc": {"cluster_name": cluster}}
+
+
+def _route(
+    prefix: str, cluster: str, overrides: dict[str, Any], *, rewrite: str = "/"
+) -> dict[str, Any]:
     per_route = {"@type": _PER_ROUTE, "overrides": overrides}
     return {
         "name": prefix.split("/")[2],
         "match": {"prefix": prefix},
-        "route": {"cluster": cluster, "prefix_rewrite": "/", "timeout": "0s"},
+        "route": {"cluster": cluster, "prefix_rewrite": rewrite, "timeout": "0s"},
         "typed_per_filter_config": {"envoy.filters.http.ext_proc": per_route},
     }
 

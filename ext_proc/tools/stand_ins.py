@@ -1,7 +1,7 @@
 """Stand in for what a measured gateway talks to: as little work as each can do.
 
-`noop` is an ext_proc server that lets every request pass without reading it: what any server in
-grpc.aio costs at least. `spans` takes OTLP spans and forgets them. `stream` answers any request
+`noop` is an ext_proc server that lets every request pass without reading it: what a server costs at
+least over that transport. `spans` takes OTLP spans and forgets them. `stream` answers any request
 with an event stream, piece by piece.
 """
 
@@ -16,12 +16,15 @@ import msgspec
 
 from ext_proc.codec import Pass, encode
 from ext_proc.conversation import Message
-from ext_proc.transport import Stream
+from ext_proc.transport import Server, Stream
 from ext_proc.transport.grpc_aio import GrpcServer
+from ext_proc.transport.native import NativeServer
 
 MOST_MESSAGE_BYTES: Final = 64 * 1024 * 1024  # as the shipped configuration allows Forebay
 SPANS_SERVICE: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 PIECES: Final = 20
+LONG_PIECES: Final = 120
+LONG: Final = "/long/"  # the path of the long stream
 PIECE_PAUSE_S: Final = 0.001  # so that the pieces arrive as pieces
 PIECE_TEXT: Final = " water must be calm"
 _HEADERS_PASS: Final = encode(Pass(Message.REQUEST_HEADERS))
@@ -54,6 +57,7 @@ class Streamer(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._kept = b""
+        self._pieces: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -69,23 +73,24 @@ class Streamer(asyncio.Protocol):
         length = int(head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
         if len(body) >= length:
             self._kept = body[length:]
+            self._pieces = _LONG if head.startswith(b"POST " + LONG.encode()) else _SHORT
             self._send(0)
 
     def _send(self, piece: int) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(_PIECES[piece])
-        if piece + 1 < len(_PIECES):
+        self._transport.write(self._pieces[piece])
+        if piece + 1 < len(self._pieces):
             asyncio.get_running_loop().call_later(PIECE_PAUSE_S, self._send, piece + 1)
 
 
-def _pieces() -> list[bytes]:
+def _stream(length: int) -> list[bytes]:
     """Return a streamed chat completion: a head with the first piece, then one chunk a piece."""
     envelope = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     pieces: list[bytes] = []
-    for number in range(PIECES):
+    for number in range(length):
         delta = {"content": PIECE_TEXT} if number else {"role": "assistant", "content": ""}
-        last = number == PIECES - 1
+        last = number == length - 1
         choice = {"index": 0, "delta": delta, "finish_reason": "stop" if last else None}
         usage = {"prompt_tokens": 300, "completion_tokens": 80, "total_tokens": 380}
         event = {**envelope, "choices": [choice], **({"usage": usage} if last else {})}
@@ -101,7 +106,8 @@ def _pieces() -> list[bytes]:
     return pieces
 
 
-_PIECES: Final = _pieces()
+_SHORT: Final = _stream(PIECES)
+_LONG: Final = _stream(LONG_PIECES)
 
 
 async def stand_in(name: str, listen: str) -> None:
@@ -114,8 +120,11 @@ async def stand_in(name: str, listen: str) -> None:
         async with await loop.create_server(Streamer, host, int(port)):
             await stop.wait()
         return
-    if name == "noop":
+    server: Server
+    if name == "noop-grpc":
         server = GrpcServer(let_pass, listen, most_message_bytes=MOST_MESSAGE_BYTES)
+    elif name == "noop-native":
+        server = NativeServer(let_pass, listen, most_message_bytes=MOST_MESSAGE_BYTES)
     else:
         server = GrpcServer(
             take_spans,

@@ -155,7 +155,7 @@ def test_the_cpu_clock_counts_a_process() -> None:
     [
         ((), 5, 2.5),
         (("--quick",), 3, 15 / 18),
-        (("--seconds", "60", "--scenarios", "noop,hit"), 13, 60 / 26),
+        (("--seconds", "60", "--scenarios", "noop-grpc,hit"), 13, 60 / 26),
     ],
 )
 def test_rounds_share_the_time(words: tuple[str, ...], rounds: int, slice_s: float) -> None:
@@ -173,8 +173,9 @@ def test_an_unknown_scenario_is_told_with_those_there_are(
     bench.add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(["--scenarios", "plain,mis"])
-    assert 'expected some of plain, noop, raw, miss, hit, stream, got "mis"' in (
-        capsys.readouterr().err
+    assert (
+        'expected some of plain, noop-grpc, noop-native, raw, miss, hit, stream, long, got "mis"'
+        in (capsys.readouterr().err)
     )
 
 
@@ -212,7 +213,10 @@ def test_a_short_run_measures_every_scenario(transport: Transport, tmp_path: Pat
         assert (name == "plain") == (median["server_us"] == 0)
     assert str(transport) == report["settings"]["transport"]
     miss = report["scenarios"]["miss"]
-    assert miss["times_noop"]["server_us"]["least"] <= miss["times_noop"]["server_us"]["median"]
+    assert (
+        miss["times_noop-grpc"]["server_us"]["least"]
+        <= miss["times_noop-grpc"]["server_us"]["median"]
+    )
     assert 0 < miss["times_plain"]["requests_per_s"]["median"]
     assert 0 < report["machine"]["cores"]
     assert report["machine"]["versions"]["grpcio"]
@@ -238,7 +242,7 @@ def test_errors_end_with_code_1(
         return bench.Measured(rows, Transport.GRPC, 0.5)
 
     monkeypatch.setattr(bench, "_measure", measured)
-    assert code == bench.run(options("--scenarios", "noop,hit"))
+    assert code == bench.run(options("--scenarios", "noop-grpc,hit"))
     shown = capsys.readouterr().out
     assert (code == 1) == ("hit: 2 x status 503" in shown)
     assert "transport grpc; 32 connections; 15 rounds of 2.5 s a scenario; " in shown
