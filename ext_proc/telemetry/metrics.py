@@ -141,6 +141,14 @@ class Metrics:
             "Tokens in, out, in the upstream's prefix cache, and saved",
             ("direction", *by_quality),
         )
+        self.cuts: Final = self._counter(
+            "cut_tokens",
+            "Tokens of the texts that a rule cut, before and after it",
+            ("rule", "when"),
+        )
+        self.tasks: Final = self._counter(
+            "tasks", "What was asked for, as far as it could be told", ("intent", "domain")
+        )
         self.cache: Final = self._counter("cache", "What the cache said", ("outcome",))
         self.filter_errors: Final = self._counter(
             "filter_errors", "Filters that failed and were undone", ("filter",)

@@ -25,6 +25,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from ext_proc.session import Facts
+from ext_proc.telemetry.cuts import by_rule
 from ext_proc.telemetry.traceparent import TraceParent
 from filters.api import Outcome
 
@@ -170,6 +171,12 @@ def _attributes(facts: Facts) -> dict[str, AttributeValue]:
         attributes["gen_ai.response.finish_reasons"] = (str(facts.finish),)
     if facts.first_token_ns:
         attributes["forebay.ttft_us"] = facts.first_token_ns / 1000
+    if facts.task is not None:
+        attributes["forebay.intent"] = facts.task.intent
+        attributes["forebay.intent_score"] = facts.task.score
+        attributes["forebay.domain"] = facts.task.domain
+    for rule, before_and_after in by_rule(facts.cuts).items():
+        attributes[f"forebay.cut.{rule}"] = before_and_after
     for key, value in facts.notes.items():
         attributes[f"forebay.{key}"] = _text(value) if isinstance(value, str) else value
     return attributes

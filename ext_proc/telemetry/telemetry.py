@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
 
 from ext_proc.session import Facts
+from ext_proc.telemetry.cuts import by_rule
 from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_logger
 from ext_proc.telemetry.metrics import Metrics
 from ext_proc.telemetry.traceparent import parse_traceparent
@@ -175,6 +176,11 @@ class Telemetry:
             ):
                 if tokens:
                     metrics.tokens[direction, profile, quality].inc(tokens)
+        for rule, (before, after) in by_rule(facts.cuts).items():
+            metrics.cuts[rule, "before"].inc(before)
+            metrics.cuts[rule, "after"].inc(after)
+        if facts.task is not None:
+            metrics.tasks[facts.task.intent, facts.task.domain].inc()
         if facts.notes:
             self._count_notes(facts)
 
@@ -275,11 +281,19 @@ def _fields(facts: Facts, elapsed_ns: int, trace_id: str) -> dict[str, Any]:
         fields["finish"] = facts.finish
     if facts.first_token_ns:
         fields["ttft_us"] = facts.first_token_ns / 1000
-    if facts.notes:
-        fields["notes"] = {key: _short(note) for key, note in facts.notes.items()}
+    _add_what_filters_said(facts, fields)
     if trace_id:
         fields["trace_id"] = trace_id
     return fields
+
+
+def _add_what_filters_said(facts: Facts, fields: dict[str, Any]) -> None:
+    if facts.task is not None:
+        fields["task"] = facts.task
+    if facts.cuts:
+        fields["cuts"] = by_rule(facts.cuts)
+    if facts.notes:
+        fields["notes"] = {key: _short(note) for key, note in facts.notes.items()}
 
 
 def _short(note: Note) -> Note:

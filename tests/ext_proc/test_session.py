@@ -29,12 +29,14 @@ from ext_proc.session import WholeBody, tenant_of
 from filters.api import (
     CONTINUE,
     Config,
+    Cut,
     Delta,
     Exchange,
     Filter,
     Need,
     Outcome,
     RequestHead,
+    Task,
     Verdict,
 )
 from filters.bounds import MOST_VALUES
@@ -631,6 +633,27 @@ def test_a_port_that_fails_is_named_in_the_note() -> None:
     made.open("all")
     made.receive(*request())
     assert {"break.failed": "upstream: no answer in 5 ms"} == made.books.ended[0].notes
+
+
+class Judge(Filter[Config]):
+    """Tells the task, and cuts."""
+
+    name: ClassVar[str] = "judge"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.task = Task("translate", "legal", 0.93)
+        exchange.cut("judge.all", 7, 3)
+        return CONTINUE
+
+
+def test_the_books_are_told_what_was_asked_for_and_cut() -> None:
+    """Log line, metrics and span are made of it."""
+    made = Stage({"all": [(Judge, Config())]})
+    made.open("all")
+    made.receive(*request())
+    [facts] = made.books.ended
+    assert (Task("translate", "legal", 0.93), [Cut("judge.all", 7, 3)]) == (facts.task, facts.cuts)
 
 
 @pytest.mark.parametrize("name", DIALECTS)

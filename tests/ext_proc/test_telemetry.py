@@ -25,7 +25,7 @@ from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
 from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, GapHistogram
 from ext_proc.telemetry.telemetry import MOST_WAITING, WRITE_AFTER_S, Later
 from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
-from filters.api import Finish, Outcome, Usage
+from filters.api import Cut, Finish, Outcome, Task, Usage
 from filters.dialects import dialect_of
 from filters.errors import ConfigError
 from tests.fakes import FakeClock
@@ -142,6 +142,14 @@ def test_an_exchange_is_one_line_that_says_what_is_known(books: Books) -> None:
             "trace_id": TRACE_ID,
         }
     ] == books.lines
+
+
+def test_the_line_says_what_was_cut_and_asked_for(books: Books) -> None:
+    """Tokens before and after, summed by rule."""
+    books.end(facts(cuts=CUTS, task=Task("translate", "legal", 0.93)))
+    (line,) = books.lines
+    assert {"clean.html": [110, 45], "shape.rounds": [900, 128]} == line["cuts"]
+    assert {"intent": "translate", "domain": "legal", "score": 0.93} == line["task"]
 
 
 def test_what_is_not_known_is_left_out(books: Books) -> None:
@@ -471,6 +479,25 @@ def test_a_hit_saves_the_tokens_of_its_answer(books: Books) -> None:
     assert 1 == books.value("cache_total", outcome="hit")
 
 
+CUTS = [Cut("clean.html", 100, 40), Cut("shape.rounds", 900, 128), Cut("clean.html", 10, 5)]
+
+
+def test_what_rules_cut_is_counted_before_and_after(books: Books) -> None:
+    """The difference is what the model need not read."""
+    books.end(facts(cuts=CUTS))
+    assert [110, 45, 900, 128] == [
+        books.value("cut_tokens_total", rule=rule, when=when)
+        for rule in ("clean.html", "shape.rounds")
+        for when in ("before", "after")
+    ]
+
+
+def test_tasks_are_counted_by_intent_and_domain(books: Books) -> None:
+    """What the gateway is used for."""
+    books.end(facts(task=Task("translate", "legal", 0.93)))
+    assert 1 == books.value("tasks_total", intent="translate", domain="legal")
+
+
 def test_a_failed_filter_is_counted_by_its_note(books: Books) -> None:
     """The pipeline notes what failed; the books read the notes."""
     books.end(facts(notes={"clean.failed": "KeyError", "cache": "miss"}))
@@ -702,6 +729,20 @@ async def test_a_clients_own_error_is_none_of_the_span(
     assert Status.STATUS_CODE_UNSET == span.status.code
 
 
+async def test_a_span_says_what_was_cut_and_asked_for(
+    traced: Books, receiver: OtlpReceiver
+) -> None:
+    """Tokens before and after, summed by rule."""
+    traced.end(facts(cuts=CUTS, task=Task("translate", "legal", 0.93)), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    said = attributes(span)
+    assert (110, 45) == tuple(said["forebay.cut.clean.html"])
+    assert ("translate", "legal", 0.93) == tuple(
+        said[f"forebay.{name}"] for name in ("intent", "domain", "intent_score")
+    )
+
+
 async def test_long_texts_are_cut_in_spans_too(traced: Books, receiver: OtlpReceiver) -> None:
     """A client's megabyte of model name is not carried around."""
     traced.end(facts(model="m" * 1_000_000, notes={"why": "y" * 1_000_000}), SAMPLED)
@@ -773,6 +814,8 @@ def test_facts_are_all_a_line_can_show() -> None:
         "outcome",
         "stages",
         "notes",
+        "cuts",
+        "task",
         "usage",
         "finish",
         "first_token_ns",
