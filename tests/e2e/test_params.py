@@ -1,0 +1,68 @@
+"""The medical profile: what the model is asked, and what the client is told of its answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from filters.api import Parameter
+from filters.dialects import DIALECTS
+from filters.document import Document
+from tests.calls import Caller, ask_for
+from tests.exchanges import CHATS
+from tests.gateway import Gateway
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+REVIEW: Final = "x-forebay-review"
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+@pytest.mark.parametrize(("asked", "sent"), [(None, 0.3), (1.0, 0.3), (0.0, 0.0)])
+async def test_the_medical_profile_holds_the_temperature(
+    gateway: Gateway, call: Caller, question: str, dialect: str, asked: float | None, sent: float
+) -> None:
+    """In every provider's words."""
+    with gateway.watch() as seen:
+        await call(ask_for(dialect, question, temperature=asked), "medical")
+    (received,) = seen.received
+    prompt = DIALECTS[dialect].read(Document(received.body), received.path)
+    assert sent == prompt.parameter(Parameter.TEMPERATURE)
+
+
+async def test_the_medical_profile_explains_the_terms_of_a_prompt(
+    gateway: Gateway, call: Caller, question: str
+) -> None:
+    """Behind the client's own instructions."""
+    asked = ask_for(
+        "anthropic.messages", f"What does an INR of 3 say? {question}", system="Be kind."
+    )
+    with gateway.watch() as seen:
+        await call(asked, "medical")
+    system = json.loads(seen.received[0].body)["system"]
+    assert system.startswith("Be kind.\n\nGlossary:\n- INR: ")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_every_medical_answer_is_marked_for_review(
+    gateway: Gateway, call: Caller, question: str, stream: bool
+) -> None:
+    """The model's, the store's, and an error."""
+    asked = ask_for("openai.chat", question, stream=stream, temperature=0)
+    told: list[tuple[Any, Any]] = []
+    for _ in range(6):
+        with gateway.watch():
+            reply = await call(asked, "medical")
+        told.append((reply.cache, reply.headers.get(REVIEW)))
+    with gateway.watch():
+        failed = await call(ask_for("openai.chat", f"{question}?"), "medical", status="503")
+    assert [("MISS", "required")] * 5 + [("HIT", "required")] == told
+    assert (503, "required") == (failed.status, failed.headers.get(REVIEW))
+
+
+async def test_no_other_answer_is_marked(gateway: Gateway, call: Caller, question: str) -> None:
+    """An upstream may not say so either."""
+    with gateway.watch():
+        reply = await call(ask_for("openai.chat", question))
+    assert REVIEW not in reply.headers
