@@ -418,13 +418,23 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
         yield "client", _headers(trace.exchange.client_headers)
     for cluster, model in dict.fromkeys(trace.asked):
         yield "not asked", Text(f"{model} of cluster {cluster} (--ask asks it)", "yellow")
-    before, after = _ends(it)
     if trace.steps:
-        text = Text(f"{before - after:,} of {before:,} tokens")
-        sent = len(_sent(it))
-        if trace.respond is None:
-            text.append(f", {len(it.request.body) - sent:,} of {len(it.request.body):,} bytes")
-        yield "saved", text
+        yield "saved", _saved(it)
+
+
+def _saved(it: Explanation) -> Text:
+    before, after = _ends(it)
+    length, sent = len(it.request.body), len(_sent(it))
+    words = [_less(before, after, "tokens")]
+    if it.trace.respond is None:
+        words.append(_less(length, sent, "bytes"))
+    return Text(", ".join(words))
+
+
+def _less(before: int, after: int, what: str) -> str:
+    if after > before:
+        return f"{after - before:,} {what} more than {before:,}"
+    return f"{before - after:,} of {before:,} {what}"
 
 
 def _headers(headers: Mapping[str, str]) -> Text:

@@ -155,8 +155,10 @@ def changed_members(
         elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             pairs = enumerate(zip(old, new, strict=True))
             left += reversed([((*path, number), *pair) for number, pair in pairs])
-        elif not (path in texts and isinstance(old, str) and isinstance(new, str)) and (
-            old is ABSENT or new is ABSENT or old != new
+        elif (
+            path in texts and not isinstance(old, dict | list) and not isinstance(new, dict | list)
         ):
+            continue
+        elif old is ABSENT or new is ABSENT or old != new:
             found.append((path, old, new))
     return found

@@ -124,6 +124,13 @@ def test_members_that_changed_came_or_went_are_told_with_their_paths() -> None:
     ] == changed_members(before, after, texts)
 
 
+def test_a_text_that_came_is_left_to_the_diff_too() -> None:
+    """Such as instructions where there were none; what is no text is not."""
+    texts = frozenset({("system",)})
+    assert [] == changed_members({}, {"system": "Be brief."}, texts)
+    assert [(("system",), ABSENT, [1])] == changed_members({}, {"system": [1]}, texts)
+
+
 def test_an_array_of_another_length_is_one_difference() -> None:
     """What moved in it cannot be told."""
     before = {"messages": [1, 2, 3], "same": [1]}
