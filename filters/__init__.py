@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from filters.api import Filter
+from filters.budget import BudgetFilter
 from filters.cache import CacheFilter
 from filters.clean import CleanFilter
 from filters.params import ParamsFilter
@@ -16,6 +17,7 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "shape": ShapeFilter,
     "params": ParamsFilter,
     "cache": CacheFilter,
+    "budget": BudgetFilter,
     "think": ThinkFilter,
     "route": RouteFilter,
 }
