@@ -114,6 +114,8 @@ class LocalModels:
         self._open_classifier: Final = open_classifier
         self._open_summariser: Final = open_summariser
         self._folders: Final[dict[tuple[Any, str], _Folder]] = {}
+        self._stops: Final[set[Stop]] = set()
+        """Of the calls under way or waiting."""
 
     async def classify(self, folder: str, text: str, deadline_s: float) -> Mapping[str, float]:
         """Return the probability of each label of the sequence classifier in `folder`.
@@ -149,10 +151,12 @@ class LocalModels:
         )
 
     def close(self) -> None:
-        """Take no more calls; what runs ends by itself."""
+        """Take no more calls and end those there are: Python's own end waits for threads."""
         self._opening.shutdown(wait=False, cancel_futures=True)
         self._running.shutdown(wait=False, cancel_futures=True)
         self._folders.clear()
+        for stop in tuple(self._stops):
+            stop.now()
 
     async def _opened(self, how: Callable[[Path], T], name: str) -> T:
         """Return the model in a folder, opening it in the background when nobody did."""
@@ -195,11 +199,14 @@ class LocalModels:
             raise PortError(f"expected at most {self._most} calls at a time, got another")
         future = self._running.submit(work)
         future.add_done_callback(lambda _: self._free.release())
+        self._stops.add(stop)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             stop.now()
             raise
+        finally:
+            self._stops.discard(stop)
 
 
 async def _in_time(ask: Callable[[], Awaitable[T]], folder: str, deadline_s: float) -> T:

@@ -238,6 +238,17 @@ async def test_a_closed_port_answers_nobody(make: Make) -> None:
         await port.classify("m", "text", SOON_S)
 
 
+async def test_a_stop_does_not_wait_for_what_runs(make: Make) -> None:
+    """A summary may take seconds more."""
+    held = HeldClassifier()
+    port = make(open_classifier=lambda _: held)
+    call = asyncio.create_task(port.classify("m", "text", SOON_S))
+    await began(held)
+    port.close()
+    assert held.stopped.is_set()
+    assert {"text": 1.0} == await call  # this one answers when it is ended
+
+
 async def test_a_real_folder_is_asked_through_the_port(make: Make, tmp_path: Path) -> None:
     """From the opener to the answer, nothing replaced."""
     folder = str(tiny_models.classifier(tmp_path / "classifier"))
