@@ -116,6 +116,7 @@ class LocalModels:
         self._folders: Final[dict[tuple[Any, str], _Folder]] = {}
         self._stops: Final[set[Stop]] = set()
         """Of the calls under way or waiting."""
+        self._closed = False
 
     async def classify(self, folder: str, text: str, deadline_s: float) -> Mapping[str, float]:
         """Return the probability of each label of the sequence classifier in `folder`.
@@ -152,14 +153,17 @@ class LocalModels:
 
     def close(self) -> None:
         """Take no more calls and end those there are: Python's own end waits for threads."""
-        self._opening.shutdown(wait=False, cancel_futures=True)
-        self._running.shutdown(wait=False, cancel_futures=True)
-        self._folders.clear()
+        # Nothing is cancelled, for who waits is to read a PortError: it ends as soon as it begins.
+        self._closed = True
+        self._opening.shutdown(wait=False)
+        self._running.shutdown(wait=False)
         for stop in tuple(self._stops):
             stop.now()
 
     async def _opened(self, how: Callable[[Path], T], name: str) -> T:
         """Return the model in a folder, opening it in the background when nobody did."""
+        if self._closed:
+            raise PortError("closed")
         now_ns = self._clock.monotonic_ns()
         key = (how, name)
         folder = self._folders.get(key)
@@ -168,17 +172,23 @@ class LocalModels:
             folder = None
         if folder is None:
             self._make_room(name, now_ns)
-            opening = asyncio.get_running_loop().run_in_executor(self._opening, how, Path(name))
+            opening = asyncio.get_running_loop().run_in_executor(
+                self._opening, self._open, how, Path(name)
+            )
             folder = self._folders[key] = _Folder(opening, now_ns)
             opening.add_done_callback(lambda done: self._note_failure(key, done))
         folder.used_ns = now_ns
         # Whoever runs out of time leaves; the folder is opened all the same.
         return cast("T", await asyncio.shield(folder.opening))
 
+    def _open(self, how: Callable[[Path], T], folder: Path) -> T:
+        if self._closed:
+            raise PortError("closed")
+        return how(folder)
+
     def _note_failure(self, key: tuple[Any, str], opening: asyncio.Future[Any]) -> None:
         folder = self._folders.get(key)
-        failed = opening.cancelled() or opening.exception() is not None
-        if failed and folder is not None and folder.opening is opening:
+        if opening.exception() is not None and folder is not None and folder.opening is opening:
             folder.failed_ns = self._clock.monotonic_ns()
 
     def _make_room(self, name: str, now_ns: int) -> None:
@@ -195,6 +205,8 @@ class LocalModels:
 
     async def _run(self, work: Callable[[], T], stop: Stop) -> T:
         """Do `work` in a thread; it is stopped when the caller leaves."""
+        if self._closed:  # while the folder was being opened
+            raise PortError("closed")
         if not self._free.acquire(blocking=False):
             raise PortError(f"expected at most {self._most} calls at a time, got another")
         future = self._running.submit(work)

@@ -234,8 +234,30 @@ async def test_a_closed_port_answers_nobody(make: Make) -> None:
     port = make(open_classifier=lambda _: held)
     await port.classify("m", "text", SOON_S)
     port.close()
-    with pytest.raises(PortError):
+    with pytest.raises(PortError, match=r"^m: closed$"):
         await port.classify("m", "text", SOON_S)
+
+
+async def test_a_folder_whose_turn_comes_after_the_stop_is_not_opened(make: Make) -> None:
+    """Who waits for it goes on without."""
+    go, opened = threading.Event(), list[Path]()
+    held = HeldClassifier()
+    held.go.set()
+
+    def opener(folder: Path) -> HeldClassifier:
+        opened.append(folder)
+        assert go.wait(SOON_S)
+        return held
+
+    port = make(open_classifier=opener)
+    first, second = (asyncio.create_task(port.classify(name, "text", SOON_S)) for name in "ab")
+    await asyncio.sleep(0)
+    port.close()
+    go.set()
+    for call, name in ((first, "a"), (second, "b")):
+        with pytest.raises(PortError, match=f"^{name}: closed$"):
+            await call
+    assert [Path("a")] == opened
 
 
 async def test_a_stop_does_not_wait_for_what_runs(make: Make) -> None:
