@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, TypeAlias, assert_never
 
 import msgspec
 from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct, Value
 
 from ext_proc._pb import ext_proc_pb2 as pb
 from ext_proc.conversation import Message
+from ext_proc.wire import member, tag, varint, wrap
 from filters.errors import ConversationError
 
 # --- Events --------------------------------------------------------------------------------------
@@ -156,8 +159,28 @@ def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
 
 # --- Encoding ------------------------------------------------------------------------------------
 
-_OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 METADATA_NAMESPACE: Final = "forebay"
+MOST_KEPT_PIECES: Final = 1_024  # of 100 bytes or so: most replies name the same few headers
+_OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_TO: Final = {message: tag(pb.ProcessingResponse, message.name.lower()) for message in Message}
+_IMMEDIATE: Final = tag(pb.ProcessingResponse, "immediate_response")
+_METADATA: Final = tag(pb.ProcessingResponse, "dynamic_metadata")
+_COMMON: Final = tag(pb.BodyResponse, "response")
+_MUTATION: Final = tag(pb.CommonResponse, "header_mutation")
+_BODY_MUTATION: Final = tag(pb.CommonResponse, "body_mutation")
+_CLEAR_ROUTE: Final = tag(pb.CommonResponse, "clear_route_cache") + varint(1)
+_REPLACED: Final = tag(pb.BodyMutation, "body")
+_STREAMED: Final = tag(pb.BodyMutation, "streamed_response")
+_CHUNK: Final = tag(pb.StreamedBodyResponse, "body")
+_LAST_CHUNK: Final = tag(pb.StreamedBodyResponse, "end_of_stream") + varint(1)
+_STATUS: Final = tag(pb.ImmediateResponse, "status")
+_CODE: Final = tag(pb.HttpStatus, "code")
+_HEADERS_OF_ANSWER: Final = tag(pb.ImmediateResponse, "headers")
+_BODY_OF_ANSWER: Final = tag(pb.ImmediateResponse, "body")
+_DETAILS: Final = tag(pb.ImmediateResponse, "details")
+_FIELDS: Final = tag(Struct, "fields")
+_STRUCT: Final = tag(Value, "struct_value")
+_KEY, _VALUE = b"\x0a", b"\x12"  # of an entry of any map
 
 
 def encode(command: Command) -> bytes:
@@ -165,96 +188,107 @@ def encode(command: Command) -> bytes:
     match command:
         case Pass(message, None, None):
             return _PLAIN_PASS[message]
-        case Pass():
-            response = _pass(command)
+        case Pass(message, metadata, mode):
+            told = _metadata(metadata) if metadata else b""
+            return _PASS[message, mode] + told
         case Forward():
-            response = _forward(command)
+            return _forward(command)
         case Respond():
-            response = _respond(command)
+            return _respond(command)
         case Stream(data, last):
-            response = pb.ProcessingResponse()
-            streamed = response.response_body.response.body_mutation.streamed_response
-            streamed.body = data
-            streamed.end_of_stream = last
+            pieces = [_CHUNK, varint(len(data)), data, _LAST_CHUNK if last else b""]
+            for at in (_STREAMED, _BODY_MUTATION, _COMMON, _TO[Message.RESPONSE_BODY]):
+                wrap(at, pieces)
+            return b"".join(pieces)
         case Extend(seconds):
             response = pb.ProcessingResponse()
             # Envoy takes no less than a millisecond.
             response.override_message_timeout.FromMilliseconds(max(1, round(seconds * 1000)))
+            return response.SerializeToString()
         case _:
             assert_never(command)
-    return response.SerializeToString()
 
 
-def _pass(command: Pass) -> pb.ProcessingResponse:
-    response = pb.ProcessingResponse()
-    _touch(response, command.message)
+def _forward(command: Forward) -> bytes:
+    set_headers, removed = command.set_headers.items(), command.remove_headers
+    mutation = b"".join([_set_header(*header) for header in set_headers])
+    if removed:
+        mutation += pb.HeaderMutation(remove_headers=removed).SerializeToString()
+    pieces: list[bytes] = []
+    if command.body is not None:
+        pieces += (_REPLACED, varint(len(command.body)), command.body)
+        wrap(_BODY_MUTATION, pieces)
+    pieces.insert(0, member(_MUTATION, mutation))
+    if command.choose_route_again:
+        pieces.append(_CLEAR_ROUTE)
+    wrap(_COMMON, pieces)
+    wrap(_TO[Message.REQUEST_BODY], pieces)
     if command.metadata:
-        _set_metadata(response, command.metadata)
-    if command.response_body is not None:
+        pieces.append(_metadata(command.metadata))
+    return b"".join(pieces)
+
+
+def _respond(command: Respond) -> bytes:
+    set_headers = command.headers.items()
+    pieces = [
+        member(_STATUS, _CODE + varint(command.status)),
+        member(_HEADERS_OF_ANSWER, b"".join([_set_header(*header) for header in set_headers])),
+        *(_BODY_OF_ANSWER, varint(len(command.body)), command.body),
+        member(_DETAILS, command.details.encode()),
+    ]
+    wrap(_IMMEDIATE, pieces)
+    if command.metadata:
+        pieces.append(_metadata(command.metadata))
+    return b"".join(pieces)
+
+
+@lru_cache(MOST_KEPT_PIECES)
+def _set_header(name: str, value: str) -> bytes:
+    """Write what a `HeaderMutation` has to say to set one header."""
+    mutation = pb.HeaderMutation()
+    option = mutation.set_headers.add(append_action=_OVERWRITE)
+    option.header.key = name
+    option.header.raw_value = value.encode()
+    return mutation.SerializeToString()
+
+
+@lru_cache(MOST_KEPT_PIECES)
+def _text(name: str, value: str) -> bytes:
+    """Write what a `Struct` has to say of one text."""
+    struct = Struct()
+    struct.fields[name].string_value = value
+    return struct.SerializeToString()
+
+
+def _metadata(members: Mapping[str, str]) -> bytes:
+    """Write members of the `forebay` dynamic metadata."""
+    struct = b"".join([_text(*text) for text in members.items()])
+    entry = _NAMESPACE + member(_VALUE, member(_STRUCT, struct))
+    return member(_METADATA, member(_FIELDS, entry))
+
+
+_NAMESPACE: Final = member(_KEY, METADATA_NAMESPACE.encode())
+
+
+def _pass(message: Message, mode: Mode | None) -> bytes:
+    """Write a reply that changes nothing but how the body of the reply comes."""
+    response = pb.ProcessingResponse()
+    getattr(response, message.name.lower()).SetInParent()
+    if mode is not None:
         # A mode override replaces the whole mode: what it leaves out is reset.
-        mode = response.mode_override
-        mode.response_body_mode = command.response_body.value
-        if command.response_body is not Mode.NONE:
+        override = response.mode_override
+        override.response_body_mode = mode.value
+        if mode is not Mode.NONE:
             # Where trailers follow, no chunk says that it is the last. Duplex does not go without.
-            mode.response_trailer_mode = pb.ProcessingMode.SEND
-        if command.response_body is Mode.FULL_DUPLEX:
+            override.response_trailer_mode = pb.ProcessingMode.SEND
+        if mode is Mode.FULL_DUPLEX:
             # Envoy 1.40 keeps it, whatever the length of what we stream.
             removed = response.response_headers.response.header_mutation.remove_headers
             removed.append("content-length")
-    return response
-
-
-def _forward(command: Forward) -> pb.ProcessingResponse:
-    response = pb.ProcessingResponse()
-    common = response.request_body.response
-    _set_headers(common.header_mutation, command.set_headers)
-    common.header_mutation.remove_headers.extend(command.remove_headers)
-    if command.body is not None:
-        common.body_mutation.body = command.body
-    common.clear_route_cache = command.choose_route_again
-    if command.metadata:
-        _set_metadata(response, command.metadata)
-    return response
-
-
-def _respond(command: Respond) -> pb.ProcessingResponse:
-    response = pb.ProcessingResponse()
-    immediate = response.immediate_response
-    immediate.status.code = command.status
-    _set_headers(immediate.headers, command.headers)
-    immediate.body = command.body
-    immediate.details = command.details
-    if command.metadata:
-        _set_metadata(response, command.metadata)
-    return response
-
-
-def _touch(response: pb.ProcessingResponse, message: Message) -> None:
-    """Make the response answer `message`, with nothing in it."""
-    part = getattr(response, _FIELDS[message])
-    part.SetInParent()
-
-
-def _set_headers(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> None:
-    for name, value in headers.items():
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key = name
-        option.header.raw_value = value.encode()
-
-
-def _set_metadata(response: pb.ProcessingResponse, metadata: Mapping[str, str]) -> None:
-    fields = response.dynamic_metadata.fields[METADATA_NAMESPACE].struct_value.fields
-    for name, value in metadata.items():
-        fields[name].string_value = value
-
-
-_FIELDS: Final = {message: message.name.lower() for message in Message}
-
-
-def _plain_pass(message: Message) -> bytes:
-    response = pb.ProcessingResponse()
-    _touch(response, message)
     return response.SerializeToString()
 
 
-_PLAIN_PASS: Final = {message: _plain_pass(message) for message in Message}
+_PASS: Final = {
+    (message, mode): _pass(message, mode) for message in Message for mode in (None, *Mode)
+}
+_PLAIN_PASS: Final = {message: _PASS[message, None] for message in Message}
