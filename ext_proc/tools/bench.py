@@ -37,8 +37,8 @@ from ext_proc.tools.supervisor import Supervisor
 from filters.errors import ConfigError
 
 OUTPUT: Final = "bench.json"
-SECONDS: Final = 75
-QUICK_SECONDS: Final = 15
+SECONDS: Final = 100
+QUICK_SECONDS: Final = 20
 SLICE_S: Final = 2.5  # about: long enough for a thousand requests, short enough for many rounds
 LEAST_ROUNDS: Final = 3
 WARM_UP_SHARE: Final = 0.2  # of a slice: connections are made, the cache is filled

@@ -1,8 +1,9 @@
 """Lay out what is measured: the shipped gateway, with stand-ins for everything around it.
 
 Beside the shipped routes stand four more: two through a no-op ext_proc server, one over each
-transport, and two to an upstream that streams. All programs are the ones that run in production, as is their configuration: access
-log and exchange log into a file, metrics on, one request in ten traced.
+transport, and two to an upstream that streams. All programs are the ones that run in production, as
+is their configuration: access log and exchange log into a file, metrics on, one request in ten
+traced.
 """
 
 from __future__ import annotations

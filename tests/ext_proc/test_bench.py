@@ -154,7 +154,7 @@ def test_the_cpu_clock_counts_a_process() -> None:
     ("words", "rounds", "slice_s"),
     [
         ((), 5, 2.5),
-        (("--quick",), 3, 15 / 18),
+        (("--quick",), 3, 20 / 24),
         (("--seconds", "60", "--scenarios", "noop-grpc,hit"), 13, 60 / 26),
     ],
 )
