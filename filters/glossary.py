@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Final
 
-import ahocorasick
+import ahocorasick_rs as ahocorasick
 
 LANGUAGES: Final = ("en", "zh")
 _HEADING: Final = "Glossary:"
 _CHINESE_HEADING: Final = "术语表："
 _CHINESE: Final = re.compile(r"[\u4e00-\u9fff]")
-_WORD: Final = re.compile(r"\w", re.ASCII)
 
 
 def bundled(domain: str) -> dict[str, str]:
@@ -37,10 +36,12 @@ class Glossary:
 
     def __init__(self, terms: Mapping[str, str]) -> None:
         self._meanings: Final = dict(terms)
-        self._automaton = ahocorasick.Automaton()
-        for term in self._meanings:
-            self._automaton.add_word(term.lower(), term)
-        self._automaton.make_automaton()
+        cased = [term for term in terms if term.isupper() and term.isascii()]
+        uncased = [term for term in terms if term not in set(cased)]
+        self._finders: Final = (
+            (cased, ahocorasick.AhoCorasick(cased)),
+            (uncased, ahocorasick.AhoCorasick([term.lower() for term in uncased])),
+        )
 
     def used_in(self, texts: Iterable[str], most: int) -> list[str]:
         """Return at most so many of the terms in `texts`, in the order they first come.
@@ -55,22 +56,21 @@ class Glossary:
                 found[term] = None
         return list(found)
 
-    def _in(self, text: str) -> Iterable[str]:
-        hits: list[tuple[int, int, str]] = []
+    def _in(self, text: str) -> Iterator[str]:
         lower = text.lower()
         if len(lower) != len(text):  # a capital I with a dot becomes two characters
             lower = text
-        for end, term in self._automaton.iter(lower):
-            start = end + 1 - len(term)
-            if _stands_alone(text, start, end + 1) and _is_meant(term, text[start : end + 1]):
-                while hits and hits[-1][0] >= start:
-                    hits.pop()  # it lies in this one
-                hits.append((start, end, term))
-        last = -1
-        for start, end, term in hits:
-            if start > last:
+        hits = [
+            (start, -end, terms[term])
+            for said, (terms, finder) in zip((text, lower), self._finders, strict=True)
+            for term, start, end in finder.find_matches_as_indexes(said, overlapping=True)
+            if not (_joined(text, start) or _joined(text, end))
+        ]
+        last = 0
+        for start, end, term in sorted(hits):  # of those that begin together the longest first
+            if start >= last:
                 yield term
-                last = end
+                last = -end
 
     def write(self, terms: Iterable[str]) -> str:
         """Return the entries for `terms` as a text for a model."""
@@ -79,14 +79,10 @@ class Glossary:
         return "\n".join((_CHINESE_HEADING if chinese else _HEADING, *entries))
 
 
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    return not (_joined(text, start) or _joined(text, end))
-
-
 def _joined(text: str, at: int) -> bool:
     """Tell whether a Latin word goes on across a place in a text."""
-    return bool(0 < at < len(text) and _WORD.match(text, at - 1) and _WORD.match(text, at))
+    return 0 < at < len(text) and _is_latin(text[at - 1]) and _is_latin(text[at])
 
 
-def _is_meant(term: str, written: str) -> bool:
-    return written == term if term.isupper() and term.isascii() else True
+def _is_latin(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character == "_")

@@ -14,6 +14,7 @@ from filters.rounds import old_rounds, question_in, round_starts, rounds_to_cut,
 from filters.transcript import (
     Gone,
     condense,
+    may_be_transcript,
     old_parts,
     read_transcript,
     write_summary,
@@ -57,13 +58,16 @@ class ShapeFilter(Filter[ShapeConfig]):
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Shape the messages, or a transcript in one of them, and note why not."""
-        chars = sum(len(text.value) for turn in exchange.prompt.turns() for text in turn.texts)
-        if chars <= self.config.limit or exchange.dialect.operation == "embeddings":
-            return CONTINUE  # hardly any character is more than one token
+        if exchange.dialect.operation == "embeddings":
+            return CONTINUE
+        said = _values(exchange)  # hardly any character is more than one token
+        if sum(map(len, said)) <= self.config.limit or self._fits(*said):
+            return CONTINUE
         self._ends_ns = self.ports.clock.monotonic_ns() + round(self.config.deadline * 1e9)
         try:
-            for step in (self.config.step, 1):
-                await self._shape_messages(exchange, step)
+            await self._shape_messages(exchange, self.config.step)
+            if not self._fits(*_values(exchange)):
+                await self._shape_messages(exchange, 1)
             for place in range(len(_asked(exchange))):
                 for step in (self.config.step, 1):
                     await self._shape_transcript(exchange, place, step)
@@ -75,8 +79,6 @@ class ShapeFilter(Filter[ShapeConfig]):
         """Take old rounds out of the messages of a prompt over the limit."""
         prompt, config = exchange.prompt, self.config
         turns = prompt.turns()
-        if self._fits(*(text.value for turn in turns for text in turn.texts)):
-            return
         old = old_rounds(
             prompt.document,
             turns,
@@ -93,7 +95,7 @@ class ShapeFilter(Filter[ShapeConfig]):
     async def _shape_transcript(self, exchange: Exchange, place: int, step: int) -> None:
         """Do the same to a conversation that stands in a text of the user's."""
         text = _asked(exchange)[place]
-        if self._fits(text.value):
+        if not may_be_transcript(text.value, self.config.rounds) or self._fits(text.value):
             return
         if is_too_much([text.value]):
             exchange.note("shape.skip", "size")
@@ -130,6 +132,10 @@ class ShapeFilter(Filter[ShapeConfig]):
         exchange.cut(RULE, before, after)
         exchange.note("shape.turns", gone.turns)
         return summary
+
+
+def _values(exchange: Exchange) -> list[str]:
+    return [text.value for turn in exchange.prompt.turns() for text in turn.texts]
 
 
 def _asked(exchange: Exchange) -> list[Text]:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from filters.api import Role
 from filters.summary import NOTHING_KEPT, summarise_all
+from filters.terms import terms_of
 from filters.token_estimate import estimate_tokens
 
 # Written and read again by Forebay: a prompt may pass through it twice.
@@ -26,10 +27,11 @@ _SPEAKERS: Final = {
     "系统": Role.SYSTEM,
 }
 _MARK: Final = re.compile(
-    rf"^(?:\[({'|'.join(_SPEAKERS)})\][ \t]*[:：]|\[Summary of prior \d{{1,6}} turns?\]: )",
+    rf"^(?:\[({'|'.join(_SPEAKERS)})\] ?[:：]|\[Summary of prior \d{{1,6}} turns?\]: )",
     re.MULTILINE | re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_MOST_CHARS: Final = 131_072  # about 80 ms to summarise; a longer text would be late
 _MARGIN: Final = 0.9  # an estimate may be 15 % off; few texts are as far off as that
 
 
@@ -57,6 +59,11 @@ class Gone(NamedTuple):
 
 
 NOTHING: Final = Gone(0, ())
+
+
+def may_be_transcript(text: str, rounds: int) -> bool:
+    """Tell at a hundredth of the cost of reading whether a text may have more rounds than that."""
+    return text.count("]:") + text.count("]：") + text.count("] :") > rounds
 
 
 def take_summary(text: str) -> tuple[Gone, str]:
@@ -131,6 +138,28 @@ def old_parts(
     return OldParts(gone, tuple(texts), tuple(kept), place)
 
 
+def _bounded(words: Sequence[str], question: str) -> Sequence[str]:
+    """Return those of the words that fit in a bound, in their order.
+
+    First come those in which most of the question's terms are, then the latest.
+    """
+    if sum(map(len, words)) <= _MOST_CHARS:
+        return words
+    asked = set(terms_of(question))
+    lower = [one.lower() for one in words]
+    order = sorted(
+        range(len(words)), key=lambda at: (-sum(term in lower[at] for term in asked), -at)
+    )
+    chosen: list[int] = []
+    room = _MOST_CHARS
+    for index in order:
+        room -= len(words[index])
+        if room < 0:
+            break
+        chosen.append(index)
+    return [words[index] for index in sorted(chosen)]
+
+
 def condense(words: Sequence[str], question: str, tokens: int) -> str:
     """Return a summary of at most so many tokens, on one line, with what `question` asks for.
 
@@ -138,7 +167,7 @@ def condense(words: Sequence[str], question: str, tokens: int) -> str:
     """
     said = [_CODE.sub(" ", one).strip() for one in words]
     most = max(int(tokens * _MARGIN), 1)
-    kept = summarise_all([one for one in said if one], most, question)
+    kept = summarise_all(_bounded([one for one in said if one], question), most, question)
     line = " ".join(" ".join(one for one in kept if one != NOTHING_KEPT).split())
     while (estimate := estimate_tokens(line)) > tokens:
         line = line[: len(line) * tokens // estimate].rstrip()
