@@ -23,7 +23,8 @@ from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
 from ext_proc.config import Settings, load, parse_listen
 from ext_proc.settings_reader import unknown
-from ext_proc.tools.explanation import Explanation, as_data, show
+from ext_proc.tools.explanation import Explanation, as_data
+from ext_proc.tools.explanation_page import show
 from ext_proc.tools.place import find_yaml
 from ext_proc.tools.trace import Request, Trace, trace
 from filters.api import Ports, Upstream

@@ -23,7 +23,8 @@ from ext_proc.conversation import Message
 from ext_proc.session import Session
 from ext_proc.tools import explain
 from ext_proc.tools.explain import NotAsked, guess_path
-from ext_proc.tools.explanation import Explanation, as_data, show
+from ext_proc.tools.explanation import Explanation, as_data
+from ext_proc.tools.explanation_page import show
 from ext_proc.tools.trace import Request, Trace, _Books, _Proxy, trace
 from filters import BUILT_IN
 from filters.api import CONTINUE, Answer, Config, Exchange, Filter, Parameter, Task, Verdict
@@ -243,10 +244,26 @@ def test_a_long_diff_is_cut_unless_all_of_it_is_wanted(settings: Settings) -> No
     it = explained(
         settings, "polish", Request("/v1/chat/completions", {}, json.dumps(body).encode())
     )
-    assert "… 82 more lines (--full)" in page(it)
-    assert "more characters" in page(it)
+    shown = page(it)
+    assert "-… 50 more lines (--full)" in shown
+    assert "+… 50 more lines (--full)" in shown
+    assert "+line 59 is long" in shown  # the last one says how it ends
+    assert "more characters" in shown
     assert "--full" not in page(it, full=True)
     assert "more characters" not in page(it, full=True)
+
+
+def test_a_diff_of_many_places_is_cut_too(settings: Settings) -> None:
+    """Behind 80 lines: a page is to be read."""
+    lines = "\n".join(
+        f"line {number}" + " is very long" * (number % 4 == 0) for number in range(99)
+    )
+    body = {"model": "m", "messages": [{"role": "user", "content": lines}]}
+    it = explained(
+        settings, "polish", Request("/v1/chat/completions", {}, json.dumps(body).encode())
+    )
+    assert "… and more (--full)" in page(it)
+    assert "… and more" not in page(it, full=True)
 
 
 # --- JSON ----------------------------------------------------------------------------------------
