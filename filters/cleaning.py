@@ -59,6 +59,24 @@ class Edit(NamedTuple):
     after: str
 
 
+class Cleaned(NamedTuple):
+    """What became of the passages of a prompt."""
+
+    values: list[str]
+    edits: list[Edit]
+    has_many_tags: bool
+    """Tags were left because there are very many."""
+
+
+def clean_passages(
+    passages: Sequence[Passage], rules: Collection[str], systems: Sequence[str]
+) -> Cleaned:
+    """Clean the passages of one prompt; `systems`, its system prompts, say what the task is."""
+    cleaning = Cleaning(passages, rules, systems)
+    edits = cleaning.run()
+    return Cleaned([passage.value for passage in passages], edits, cleaning.has_many_tags)
+
+
 class Cleaning:
     """The passages of one prompt and the rules that are on."""
 
@@ -105,6 +123,9 @@ class Cleaning:
                 answers = passage.answers
             for name, rule in self._rules:
                 before = passage.value
+                if name == "html" and "<" in before and guards.has_many_tags:
+                    self.has_many_tags = True
+                    continue
                 after = (
                     drop_repeated_greetings(before, said) if name == "greetings" else rule(before)
                 )
@@ -136,8 +157,7 @@ class Cleaning:
             return False
         match name:
             case "html":
-                self.has_many_tags |= guards.has_many_tags
-                return not (guards.has_many_tags or guards.is_about_markup)
+                return not guards.is_about_markup
             case "media":
                 return not guards.is_about_encoding
             case "greetings" | "repeats":

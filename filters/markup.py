@@ -10,11 +10,12 @@ from filters.segments import edit_prose
 from filters.words import WordFinder
 
 _BLOCK: Final = (
-    "address|article|aside|blockquote|body|br|center|dd|details|dialog|div|dl|dt|fieldset|figcaption"
-    "|figure|footer|form|h[1-6]|head|header|hgroup|hr|html|iframe|legend|li|link|main|menu|meta|nav"
-    "|noscript|object|ol|optgroup|option|p|picture|section|select|source|summary|svg|table|tbody"
-    "|tfoot|thead|title|tr|ul|video"
+    "address|article|aside|blockquote|body|br|center|details|dialog|div|dl|fieldset|figcaption"
+    "|figure|footer|form|h[1-6]|head|header|hgroup|hr|html|iframe|legend|link|main|menu|meta|nav"
+    "|noscript|object|ol|optgroup|p|picture|section|select|source|summary|svg|table|tbody|tfoot"
+    "|thead|title|ul|video"
 )
+_ROW: Final = "dd|dt|li|option|tr"
 _CELL: Final = "caption|col|colgroup|td|th"
 _INLINE: Final = (
     "a|abbr|acronym|area|audio|b|base|bdi|bdo|big|button|canvas|cite|data|datalist|del|dfn|em|embed"
@@ -26,8 +27,15 @@ _INLINE: Final = (
 # that the list takes the spaces behind it and never gives one back.
 _ATTRIBUTES: Final = r"""(?:\s(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,4000}+)?+"""
 _TAG: Final = re.compile(
-    rf"</?(?:(?P<block>{_BLOCK})|(?P<cell>{_CELL})|{_INLINE}){_ATTRIBUTES}/?>", re.IGNORECASE
+    rf"</?(?P<name>(?P<block>{_BLOCK})|(?P<row>{_ROW})|(?P<cell>{_CELL})|{_INLINE})(?P<attributes>{_ATTRIBUTES})/?>",
+    re.IGNORECASE,
 )
+_AMBIGUOUS: Final = frozenset(
+    "address article aside body cite code data details dialog footer form head header label main "
+    "mark menu meta option output q section source summary template time title".split()
+)
+_KNOWN: Final = re.compile(rf"{_BLOCK}|{_ROW}|{_CELL}|{_INLINE}|script|style|pre|svg|path|g|output")
+_CLOSING: Final = re.compile(r"</([a-zA-Z][\w.-]{0,40})>")
 _HIDDEN_OPEN: Final = re.compile(
     r"<(?P<comment>!--)|<(?P<name>script|style)\b[^<>]{0,4000}>", re.IGNORECASE
 )
@@ -214,11 +222,12 @@ def _said_around(text: str) -> str:
 def strip_markup(text: str) -> str:
     """Return `text` without HTML tags, comments, scripts and styles, outside code.
 
-    Block tags become line breaks, table cells a tab, entities characters. Tags that HTML does not
+    Block tags and rows become line breaks, table cells a tab, entities characters. Tags that HTML does not
     know stay.
     """
     if "<" in text and (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
-        stripped = edit_prose(text, _strip)
+        frames = _frames(text)
+        stripped = edit_prose(text, lambda prose: _strip(prose, frames))
         if text.startswith("<"):
             stripped = stripped.lstrip("\n")
         return stripped.rstrip() if text.endswith(">") else stripped
@@ -227,7 +236,30 @@ def strip_markup(text: str) -> str:
     return text
 
 
-def _strip(prose: str) -> str:
+def _frames(text: str) -> frozenset[str]:
+    """Return the names that HTML knows and that frame a part of the prompt here.
+
+    Prompts call frames `<source>` or `<summary>` as well: without attributes, beside frames that
+    HTML does not know or with no other HTML around.
+    """
+    plain: set[str] = set()
+    adorned: set[str] = set()
+    is_page = False
+    for tag in _TAG.finditer(text):
+        name = tag["name"].lower()
+        if name not in _AMBIGUOUS:
+            is_page = True
+        elif tag["attributes"]:
+            adorned.add(name)
+        else:
+            plain.add(name)
+    if plain and is_page:
+        closed = (name.lower() for name in _CLOSING.findall(text))
+        is_page = all(_KNOWN.fullmatch(name) for name in closed)
+    return frozenset() if is_page else frozenset(plain - adorned)
+
+
+def _strip(prose: str, frames: frozenset[str]) -> str:
     bare = _bare(prose)
     first, last = _ends_of_tags(bare)
     if first is None or last is None:
@@ -235,11 +267,12 @@ def _strip(prose: str) -> str:
     closed: dict[str, bool] = {}
     # Between tags a line's indentation is the page's own layout, and so are spaces behind a block;
     # a tab at the beginning of a line is an empty cell.
-    page = _INDENT.sub("\n", bare[first.start() : last.end()])
-    page = _TAG.sub(lambda tag: _gap(tag, closed), page)
+    begins = max(first.start() - 1, 0)  # a tag is judged by the character before it
+    page = _INDENT.sub("\n", bare[begins : last.end()])
+    page = _TAG.sub(lambda tag: _gap(tag, closed, frames), page)
     page = _decode(_SPACES.sub("\n", page))
     rest = bare[last.end() :]
-    return f"{bare[: first.start()]}{page}{rest.lstrip(' ') if last['block'] else rest}"
+    return f"{bare[:begins]}{page}{rest.lstrip(' ') if last['block'] else rest}"
 
 
 def _bare(text: str) -> str:
@@ -270,10 +303,14 @@ def _character(entity: re.Match[str]) -> str:
     return character if character.isprintable() and character not in "<>&" else entity[0]
 
 
-def _gap(tag: re.Match[str], closed: dict[str, bool]) -> str:
+def _gap(tag: re.Match[str], closed: dict[str, bool], frames: frozenset[str]) -> str:
     """Return what takes a tag's place; `closed` keeps which one-letter tags are closed."""
+    if frames and tag["name"].lower() in frames:
+        return tag[0]
     if tag["block"]:
         return "\n"
+    if tag["row"]:  # the next one begins a line
+        return "\n" if tag[0][1] != "/" else ""
     if tag["cell"]:
         return "\t" if tag[0][1] == "/" else ""
     letter = tag[0][1:-1]

@@ -38,10 +38,11 @@ _SIGNATURES: Final = (
 )
 _BOXED: Final = {b"ftypavif": "image/avif", b"ftypheic": "image/heic", b"ftypheix": "image/heic"}
 # Base64 in one piece, or in lines of one length as MIME writes it; the last line may be shorter,
-# and is taken for Base64 where it holds more than small letters: it may be the next sentence.
+# and is taken for Base64 where it is not all letters: it may be a word.
 _RUN: Final = (
     r"(?:[A-Za-z0-9+/]{60,100}+\r?\n){1,200000}+"
-    r"(?:(?=[a-z]*[A-Z0-9+/=])[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"')>\]]))?"
+    r"(?:(?=[A-Za-z]*[0-9+/=]|[A-Za-z]{21})[A-Za-z0-9+/]{1,100}+={0,2}"
+    r"(?=[\"')>\]]|[ \t]*(?:\r?\n|\Z)))?"
     r"|[A-Za-z0-9+/_-]+={0,2}"
 )
 _URI: Final = re.compile(

@@ -77,6 +77,7 @@ def drop_repeats(text: str) -> str:
     if "\n" not in text or len(text) < _SHORTEST or not _may_repeat(text):
         return text
     seen: dict[str, int] = {}
+    stems = _Stems()
     total = len(text)
     at = 0
 
@@ -84,7 +85,7 @@ def drop_repeats(text: str) -> str:
         nonlocal at
         begins = text.find(prose, at)
         at = begins + len(prose)
-        return _drop(prose, seen, begins, total)
+        return _drop(prose, seen, stems, begins, total)
 
     return edit_prose(text, drop)
 
@@ -107,8 +108,9 @@ def _may_repeat(text: str) -> bool:
         else:
             return False
     seen: set[str] = set()
+    stems = _Stems()
     for paragraph in paragraphs:
-        keys = _sentences(paragraph)
+        keys = _sentences(paragraph, stems)
         if keys and seen.issuperset(keys):
             return True
         seen.update(keys)
@@ -123,7 +125,7 @@ def _stood_in(before: str, paragraph: str) -> bool:
     return True
 
 
-def _drop(prose: str, seen: dict[str, int], begins: int, total: int) -> str:
+def _drop(prose: str, seen: dict[str, int], stems: _Stems, begins: int, total: int) -> str:
     pieces = _GAP.split(prose)
     kept: list[str] = []
     at = begins
@@ -131,7 +133,7 @@ def _drop(prose: str, seen: dict[str, int], begins: int, total: int) -> str:
         paragraph = pieces[index]
         gap = pieces[index + 1] if index + 1 < len(pieces) else ""
         end = at + len(paragraph)
-        keys = _keys(paragraph)
+        keys = _keys(paragraph, stems)
         first = [seen.get(key, -1) for key in keys]
         is_last = end >= total - len(gap)
         if (
@@ -150,32 +152,38 @@ def _drop(prose: str, seen: dict[str, int], begins: int, total: int) -> str:
     return "".join(kept)
 
 
-def _keys(paragraph: str) -> list[str]:
+def _keys(paragraph: str, stems: _Stems) -> list[str]:
     """Return what each sentence says; nothing for a paragraph that is too short or no prose."""
     if _weight(paragraph) < _SHORTEST or _TABLE.search(paragraph):
         return []
     if any(is_code(line) or line[:1] in (" ", "\t") for line in paragraph.split("\n")):
         return []
-    keys = _sentences(paragraph)
+    keys = _sentences(paragraph, stems)
     return keys if keys and max(map(_weight, keys)) >= _SHORTEST_SENTENCE else []
 
 
-def _sentences(paragraph: str) -> list[str]:
-    return list(filter(None, map(_key, _SENTENCE.findall(paragraph))))
+class _Stems(dict[str, str]):
+    """Words without what does not count, each worked on once; nothing for a function word."""
+
+    def __missing__(self, word: str) -> str:
+        stem = word
+        if not word.isascii():
+            stem = word.translate(_FUNCTION_CHARACTERS)
+        elif word in _FUNCTION_WORDS:
+            stem = ""
+        elif len(word) > 3 and word[-1] == "s" and word[-2] not in "su":
+            stem = word[:-1]
+        self[word] = stem
+        return stem
 
 
-def _key(sentence: str) -> str:
-    words = _WORD.findall(sentence.lower())
-    return " ".join(
-        word.translate(_FUNCTION_CHARACTERS) if not word.isascii() else _stem(word)
-        for word in words
-        if word not in _FUNCTION_WORDS
-    ).strip()
-
-
-def _stem(word: str) -> str:
-    """Set plurals aside."""
-    return word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "su" else word
+def _sentences(paragraph: str, stems: _Stems) -> list[str]:
+    """Return what each sentence says."""
+    said = (
+        " ".join(filter(None, map(stems.__getitem__, _WORD.findall(sentence))))
+        for sentence in _SENTENCE.findall(paragraph.lower())
+    )
+    return [sentence for sentence in said if sentence]
 
 
 def _weight(text: str) -> int:

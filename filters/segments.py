@@ -40,6 +40,7 @@ _BEGINS: Final = re.compile(
     r"|(?:if|while|for|switch|catch)\s*\([^\n]*[)]\s*[{;]?\s*\Z"
     r"|[A-Za-z_$][\w$.]*(?:\[[^\]\n]*\])?(?:\s*:\s*[\w\[\]|,.]+)?\s*(?:[-+*/%&|^:]|\?\?)?=(?![=>])"
     r"|[A-Za-z_$][\w$]*(?:(?:\.|::|->)[\w$]+)*\([^\n]*\)\s*[;:{]?\s*\Z"
+    r"|(?<=\s)(?:for|while|if|elif|else|with|try|except|finally)\b[^\n]*:\s*\Z"
     r"|//|/\*|\*/|\#!|\#include\b|\#define\b|@\w+(?:\([^\n]*\))?\s*\Z|>>>\s|\.\.\.\s{2,}"
     r"|\$\s+\w+\s|[)\]}]+[;,]?\s*\Z"
     r"|(?:SELECT|INSERT\s+INTO|UPDATE|DELETE\s+FROM|CREATE\s+TABLE|FROM|WHERE|JOIN|VALUES)\s"
@@ -129,7 +130,7 @@ def _lines(pieces: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
         for line in _LINES.findall(piece):
             if not line.strip():
                 (blank if code else prose).append(line)
-            elif is_code(line):
+            elif is_code(line) or _goes_on(line, code, blank) or _is_block(line, prose):
                 if prose:
                     yield True, "".join(prose)
                     prose = []
@@ -144,6 +145,18 @@ def _lines(pieces: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
         if code:
             yield False, "".join(code)
         yield True, "".join(prose + blank)
+
+
+def _goes_on(line: str, code: list[str], blank: list[str]) -> bool:
+    """Tell whether a line belongs to the code right above: it is indented, or one of a diff."""
+    return bool(code) and not blank and line[0] in " \t+-"
+
+
+def _is_block(line: str, prose: list[str]) -> bool:
+    """Tell whether a line begins a block of code as Markdown has it, indented behind a gap."""
+    if not line.startswith(("    ", "\t")) or line.lstrip()[0] == "<":
+        return False
+    return not prose or not prose[-1].strip()
 
 
 def _is_json(text: str) -> bool:

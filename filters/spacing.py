@@ -66,6 +66,8 @@ def _runs(line: str) -> frozenset[int]:
     """Return where runs of spaces end in a line of prose; columns of a table end in one place."""
     if line.startswith(_INDENTED) or "|" in line or "\t" in line or not _has_run(line):
         return frozenset()
+    if not any(map(str.isalnum, line)):
+        return frozenset()  # part of a drawing
     return frozenset(found.end() for found in _RUN.finditer(line))
 
 
