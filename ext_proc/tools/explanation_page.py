@@ -267,10 +267,10 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
 
 def _saved(it: Explanation) -> Text:
     before, after = ends(it)
-    length, sent = len(it.request.body), len(sent(it))
+    came, went = len(it.request.body), len(sent(it))
     words = [_less(before, after, "tokens")]
     if it.trace.respond is None:
-        words.append(_less(length, sent, "bytes"))
+        words.append(_less(came, went, "bytes"))
     return Text(", ".join(words))
 
 
