@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from filters.bounds import MOST_CHARS
 from filters.cache_key import cache_key, fold_white_space
@@ -182,3 +185,13 @@ def test_a_key_is_192_bits() -> None:
 def test_folding(text: str, expected: str) -> None:
     """Runs become one space and the ends none."""
     assert expected == fold_white_space(text)
+
+
+SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+
+
+@given(st.text(st.sampled_from([*SPACES, "a", "b", "总", "é", "."]), max_size=40))
+def test_what_is_prose_keeps_its_words_and_nothing_else(text: str) -> None:
+    """Whatever white space stands between two words, one space does in the key."""
+    assume("\t" not in text and not re.search(r"\n[ ]", text))  # columns and indentation
+    assert " ".join(text.split()) == fold_white_space(text)
