@@ -38,7 +38,7 @@ class ShapeConfig(Config, frozen=True):
     """So many rounds go at a time, where that is enough: between, the same ones stay."""
     place: Literal["start", "question"] = "start"
     """Where the summary stands: before the rounds that stay, or before the last question."""
-    deadline: SomeTime = Duration("300ms")
+    deadline: SomeTime = Duration("1s")
     """A prompt whose summary takes longer goes on as it was."""
 
 

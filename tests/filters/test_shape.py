@@ -250,7 +250,7 @@ def test_a_cut_says_what_went_and_what_came() -> None:
 
 def test_the_proxy_waits_for_all_summaries_together() -> None:
     """`deadline` bounds them, however many there are."""
-    assert 0.3 == ShapeFilter.longest_wait_s(ShapeConfig())
+    assert 1.0 == ShapeFilter.longest_wait_s(ShapeConfig())
 
 
 # --- Any conversation ----------------------------------------------------------------------------
