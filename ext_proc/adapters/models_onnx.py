@@ -31,7 +31,9 @@ GRAPHS: Final = (
     "onnx/model_quantized.onnx",
 )  # as exporters name them
 DEFAULT_TOKENS: Final = 512  # what BERT reads
-MOST_TOKENS: Final = 40  # what is asked stands in fewer; a quantised DistilBERT takes 14 ms for them
+MOST_TOKENS: Final = (
+    40  # what is asked stands in fewer; a quantised DistilBERT takes 14 ms for them
+)
 CHARS_PER_TOKEN: Final = 16  # the tokenizer is not shown what its truncation drops anyway
 _FATAL: Final = 4  # everything else reaches us as an exception
 _TYPES: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}

@@ -31,6 +31,7 @@ from filters.api import CONTINUE, Answer, Config, Exchange, Filter, Parameter, T
 from filters.dialects import DIALECTS
 from filters.errors import ConfigError, FilterError, PortError
 from tests.exchanges import WORDS
+from tests.explained import docs
 from tests.fakes import FakeTokens, drive, fake_ports
 
 ROOT = Path(__file__).parents[2]
@@ -333,6 +334,18 @@ def test_every_filter_of_a_profile_is_shown_in_its_order() -> None:
     for profile, chosen in shipped.profiles.items():
         kept = drive(trace(request, shipped, profile, fake_ports()))
         assert [kind.name for kind, _ in chosen.filters] == [step.name for step in kept.steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page_", "words", "shown"), docs.examples())
+def test_an_example_in_the_docs_is_what_it_prints(page_: str, words: str, shown: str) -> None:
+    """Times apart; `python -m tests.explained.docs` writes the examples again."""
+    assert docs.plain(docs.run(words)) == docs.plain(shown)
+
+
+def test_the_docs_have_examples() -> None:
+    """A search that finds nothing would pass in silence."""
+    assert "explain.md" in {page_ for page_, _, _ in docs.examples()}
 
 
 # --- The command ---------------------------------------------------------------------------------
