@@ -1,0 +1,128 @@
+"""Fit the weights of the bundled classifier. Needs numpy, which only training does."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import ahocorasick
+import numpy as np
+
+from filters.intent_model import Weights
+from filters.intent_text import edges, laid_out, marks
+
+LEAST_SEEN: Final = 3  # a mark of fewer requests says more of them than of the task
+MOST_MARKS: Final = 24_000
+EPOCHS: Final = 30
+BATCH: Final = 64
+RATE: Final = 1.2
+DECAY: Final = 2e-6  # L2 on every weight
+KEEP: Final = 0.6  # share of a text's marks that an epoch sees, so that no single one carries it
+SEED: Final = 11
+
+
+class Labelled(NamedTuple):
+    """A text with the places of its labels."""
+
+    text: str
+    intent: int
+    """-1 where it has none."""
+    domain: int
+
+
+def fit(requests: Sequence[Labelled], intents: Sequence[str], domains: Sequence[str]) -> Weights:
+    """Return weights fitted to `requests`; the same every time."""
+    layouts = [laid_out(edges([request.text])) for request in requests]
+    seen: Counter[str] = Counter()
+    for layout in layouts:
+        seen.update(set(marks(layout)))
+    vocabulary = sorted(mark for mark, count in seen.items() if count >= LEAST_SEEN)
+    weights, biases = _descend(requests, layouts, vocabulary, len(intents), len(domains))
+    if len(vocabulary) > MOST_MARKS:
+        # Those that sway least go; then the rest learn to do without them.
+        sway = np.abs(weights).max(axis=1) * np.sqrt([seen[mark] for mark in vocabulary])
+        order = sorted(range(len(vocabulary)), key=lambda place: (-round(sway[place], 6), place))
+        vocabulary = sorted(vocabulary[place] for place in order[:MOST_MARKS])
+        weights, biases = _descend(requests, layouts, vocabulary, len(intents), len(domains))
+    scales = []
+    parts = []
+    for part in (weights[:, : len(intents)], weights[:, len(intents) :]):
+        scale = float(np.float32(np.abs(part).max() / 127))
+        scales.append(scale)
+        parts.append(np.rint(part / scale).astype(np.int8))
+    rows = np.concatenate(parts, axis=1)
+    kept = np.flatnonzero(np.any(rows != 0, axis=1))
+    return Weights(
+        intents=list(intents),
+        domains=list(domains),
+        marks=[vocabulary[place] for place in kept],
+        weights=rows[kept].tobytes(),
+        biases=[round(float(bias), 3) for bias in biases],
+        intent_scale=scales[0],
+        domain_scale=scales[1],
+    )
+
+
+def _descend(
+    requests: Sequence[Labelled],
+    layouts: Sequence[str],
+    vocabulary: Sequence[str],
+    intents: int,
+    domains: int,
+) -> tuple[Any, Any]:
+    """Minimise the two cross-entropies by AdaGrad over small batches."""
+    finder = ahocorasick.Automaton(ahocorasick.STORE_INTS)
+    for place, mark in enumerate(vocabulary):
+        finder.add_word(mark, place)
+    finder.make_automaton()
+    found = [
+        np.array(sorted({place for _, place in finder.iter(layout)}), dtype=np.int64)
+        for layout in layouts
+    ]
+    labels = intents + domains
+    weights = np.zeros((len(vocabulary), labels))
+    biases = np.zeros(labels)
+    past = np.full((len(vocabulary), labels), 1e-2)
+    chance = random.Random(SEED)  # noqa: S311 - the order of training, no secret
+    drops = np.random.default_rng(SEED)
+    order = list(range(len(requests)))
+    for epoch in range(EPOCHS):
+        chance.shuffle(order)
+        rate = RATE * (1 - epoch / EPOCHS)
+        for start in range(0, len(order), BATCH):
+            batch = [place for place in order[start : start + BATCH] if len(found[place])]
+            kept = []
+            for place in batch:
+                mask = drops.random(len(found[place])) < KEEP
+                mask[0] = True
+                kept.append(found[place][mask])
+            counts = np.array([len(places) for places in kept])
+            flat = np.concatenate(kept)
+            damping = 1 / np.sqrt(counts)
+            starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+            logits = np.add.reduceat(weights[flat], starts, axis=0) * damping[:, None] + biases
+            slope = np.concatenate(
+                [_softmax(logits[:, :intents]), _softmax(logits[:, intents:])], axis=1
+            )
+            rows = np.arange(len(batch))
+            asked = np.array([requests[place].intent for place in batch])
+            slope[rows[asked >= 0], asked[asked >= 0]] -= 1
+            slope[asked < 0, :intents] = 0
+            slope[rows, [intents + requests[place].domain for place in batch]] -= 1
+            slope /= len(batch)
+            biases -= 0.1 * rate * slope.sum(axis=0)
+            by_mark = np.argsort(flat, kind="stable")
+            unique, firsts = np.unique(flat[by_mark], return_index=True)
+            owners = np.repeat(rows, counts)[by_mark]
+            step = np.add.reduceat((slope * damping[:, None])[owners], firsts, axis=0)
+            step += DECAY * weights[unique]
+            past[unique] += step * step
+            weights[unique] -= rate * step / np.sqrt(past[unique])
+    return weights, biases
+
+
+def _softmax(logits: Any) -> Any:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
