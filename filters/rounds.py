@@ -72,18 +72,26 @@ def old_rounds(
     ends = [*starts[1:], len(turns)]
     for cut in range(count, 0, -1):
         rounds = [turns[start:end] for start, end in zip(starts[:cut], ends, strict=False)]
-        old = [one for one in rounds if not any(turn.has_media for turn in one)]
-        going = [turn for one in old for turn in one if turn.role is not Role.SYSTEM]
+        are_old = [not any(turn.has_media for turn in one) for one in rounds]
+        going = [
+            turn
+            for one, is_old in zip(rounds, are_old, strict=True)
+            for turn in one
+            if is_old and turn.role is not Role.SYSTEM
+        ]
         carrier = _said(turns[starts[-1 if at_question else cut]])
         if not going or carrier is None or _breaks_a_pair(document, turns, going):
             continue
         gone, rest = Gone(len(going), ()), {}
-        for one in old:
-            gone += _words(one)
-        for text in filter(None, map(_said, turns[starts[cut] :])):
-            summary, without = take_summary(text.value)
-            if summary.turns:
-                gone, rest[text.path] = gone + summary, without
+        last = turns[starts[cut] :]
+        for one, is_old in zip((*rounds, last), (*are_old, False), strict=True):
+            if is_old:
+                gone += _words(one)
+                continue
+            for text in filter(None, map(_said, one)):
+                summary, without = take_summary(text.value)
+                if summary.turns and without.strip():  # no message is emptied
+                    gone, rest[text.path] = gone + summary, without
         rest.setdefault(carrier.path, carrier.value)
         texts = tuple(text.value for turn in going for text in turn.texts)
         return OldRounds(tuple(going), texts, gone, carrier, rest)

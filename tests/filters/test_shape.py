@@ -172,6 +172,25 @@ def test_a_round_of_tools_goes_whole_and_what_they_found_in_json_is_not_quoted()
     assert b"Number 1 is 1001, it says." in body
 
 
+def test_an_image_between_two_summaries_leaves_one() -> None:
+    """The first stood in front of the round with the image, which stays."""
+    said = rounds(9)
+    said[4] = Round(f"Look at this. {PADDING}", "I see a cat.", media=True)
+    exchange = conversation("openai.chat", said)
+    shaped(exchange, ShapeConfig(limit=300))
+    found = [take_summary(text)[0].turns for text in values(exchange.prompt, Role.USER)]
+    assert [0, 12, 0, 0] == found
+    assert ["shape.rounds"] * 2 == [cut.rule for cut in exchange.cuts]
+
+
+def test_a_message_that_is_a_summary_alone_is_not_emptied() -> None:
+    """A user may write one."""
+    only = "[Summary of prior 3 turns]: it was long"
+    exchange = conversation("openai.chat", [*rounds(6)[:6], Round(only)])
+    shaped(exchange)
+    assert only == values(exchange.prompt, Role.USER)[-1]
+
+
 def test_a_result_that_comes_after_the_next_question_stays_with_its_call() -> None:
     """The responses endpoint takes results late; the rounds in between stay as well."""
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
