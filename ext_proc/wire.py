@@ -1,9 +1,9 @@
 """Write protobuf messages around pieces that are written already.
 
-A message is its fields one after the other, and a field that is a message, a text or bytes is a tag,
-a length and so many bytes (https://protobuf.dev/programming-guides/encoding). So most of a reply to
-the proxy is the same pieces in another order: joining them takes a quarter of the time of building
-the messages and having them written.
+A message is its fields one after the other, and a field that is a message, a text or bytes is a
+tag, a length and so many bytes (https://protobuf.dev/programming-guides/encoding). So most of a
+reply to the proxy is the same pieces in another order: joining them takes a quarter of the time of
+building the messages and having them written.
 """
 
 from __future__ import annotations

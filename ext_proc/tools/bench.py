@@ -46,6 +46,13 @@ MOST_RATIO: Final = 1.35
 """The goal: Forebay's CPU on a hit and on a miss against the no-op server's."""
 
 
+MOST_NOOP_US: Final = 20.0
+LEAST_GAIN: Final = 1.7
+MOST_MISS_US: Final = 90.0
+MOST_HIT_US: Final = 60.0
+MOST_CHUNK_US: Final = 15.0
+
+
 class Scenario(NamedTuple):
     """One way through the gateway."""
 
@@ -430,12 +437,60 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     for name, row in report["scenarios"].items():
         for kind, number in row["errors_by_kind"].items():
             console.print(Text(f"{name}: {number} x {kind}", style="red"))
+    for goal in _goals(report):
+        console.print(Text(goal.line, style="green" if goal.met else "yellow"))
+
+
+class Goal(NamedTuple):
+    """A figure that is promised, and the one that was measured."""
+
+    what: str
+    found: float
+    bound: float
+    unit: str
+    least: bool = False
+    """The bound is the least that it may be, else the most."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is as promised."""
+        return self.found >= self.bound if self.least else self.found <= self.bound
+
+    @property
+    def line(self) -> str:
+        """What is shown."""
+        how = "at least" if self.least else "at most"
+        digits = 2 if self.unit.startswith(" x") else 0
+        figure = f"{self.found:.{digits}f}{self.unit}"
+        return f"{self.what}: {figure} (goal: {how} {self.bound:g})"
+
+
+def _goals(report: dict[str, Any]) -> list[Goal]:
+    """Return what the scenarios that were measured can be held against."""
+    rows = report["scenarios"]
+
+    def us(name: str) -> float | None:
+        return rows[name]["median"]["server_us"] if name in rows else None
+
+    goals: list[Goal] = []
     for name in ("miss", "hit"):
-        if found := _median(report["scenarios"].get(name, {}), "times_noop-grpc", "server_us"):
-            good = found <= MOST_RATIO
-            text = f"server CPU on a {name}: {found:.2f} x the no-op server's"
-            goal = f"(goal: at most {MOST_RATIO})"
-            console.print(Text(f"{text} {goal}", style="green" if good else "yellow"))
+        if times := _median(rows.get(name, {}), "times_noop-grpc", "server_us"):
+            what = f"server CPU on a {name}"
+            goals.append(Goal(what, times, MOST_RATIO, " x the no-op grpc.aio server's"))
+    if noop := us("noop-native"):
+        goals.append(Goal("no-op exchange, native", noop, MOST_NOOP_US, " us"))
+        if times := _median(rows["noop-native"], "times_noop-grpc", "requests_per_s"):
+            what = "requests/s of the no-op server, native"
+            goals.append(Goal(what, times, LEAST_GAIN, " x grpc.aio's", least=True))
+    if miss := us("miss"):
+        goals.append(Goal("profile default, a miss", miss, MOST_MISS_US, " us"))
+    if hit := us("hit"):
+        goals.append(Goal("profile faq, a hit", hit, MOST_HIT_US, " us"))
+    short, long = us("stream"), us("long")
+    if short and long:
+        chunk = (long - short) / (LONG_PIECES - PIECES)
+        goals.append(Goal("a chunk of a stream that is read", chunk, MOST_CHUNK_US, " us"))
+    return goals
 
 
 def _conditions(report: dict[str, Any]) -> str:

@@ -245,5 +245,5 @@ def test_errors_end_with_code_1(
     assert code == bench.run(options("--scenarios", "noop-grpc,hit"))
     shown = capsys.readouterr().out
     assert (code == 1) == ("hit: 2 x status 503" in shown)
-    assert "transport grpc; 32 connections; 15 rounds of 2.5 s a scenario; " in shown
-    assert "server CPU on a hit: 1.00 x the no-op server's (goal: at most 1.35)" in shown
+    assert "transport grpc; 32 connections; 21 rounds of 2.4 s a scenario; " in shown
+    assert "server CPU on a hit: 1.00 x the no-op grpc.aio server's (goal: at most 1.35)" in shown
