@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench jaeger pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -121,6 +121,9 @@ test-wheel: $(VENV)/.dev ## Every test against the built wheel, in an environmen
 	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/test-wheel $(VENV) $(ARGS)
 
 # --- Keep -----------------------------------------------------------------------------------------
+
+docs: $(VENV)/.dev ## Write what forebay explain prints into the examples of docs/
+	@$(BIN)/python -m tests.explained.docs
 
 pins: ## Write .ci/constraints.txt from a fresh environment
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \

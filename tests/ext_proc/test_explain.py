@@ -5,8 +5,10 @@ The pages that it must print are in `tests/explained`.
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -339,7 +341,7 @@ def test_every_filter_of_a_profile_is_shown_in_its_order() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("page_", "words", "shown"), docs.examples())
 def test_an_example_in_the_docs_is_what_it_prints(page_: str, words: str, shown: str) -> None:
-    """Times apart; `python -m tests.explained.docs` writes the examples again."""
+    """Times apart; `make docs` writes the examples again."""
     assert docs.plain(docs.run(words)) == docs.plain(shown)
 
 
@@ -423,6 +425,43 @@ def test_nobody_else_is_asked_without_being_told(settings: Settings) -> None:
     it = explained(settings, "everything")
     assert [{"cluster": "light", "model": "tiny"}] == as_data(it)["not_asked"]
     assert "tiny of cluster light (--ask asks it)" in page(it)
+
+
+class Egress(http.server.BaseHTTPRequestHandler):
+    """What Envoy's egress listener would say."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        text = "1. Flow is area times speed."
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_other_models_are_asked_when_that_is_wanted(forebay: Run, tmp_path: Path) -> None:
+    """With --ask, by way of the address that the settings name; without, the page says whom."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Egress) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = tmp_path / "forebay.yaml"
+        config.write_text(
+            f"forebay:\n  server: {{egress: '127.0.0.1:{server.server_port}'}}\n"
+            "  profiles:\n    default: {think: {cluster: light, model: tiny}}\n",
+            encoding="utf-8",
+        )
+        body = json.dumps(WORDS["openai.chat"].ask("Why is the water slow?")).encode()
+        _, without, _ = forebay("--json", "--config", str(config), body=body)
+        _, asked, _ = forebay("--json", "--config", str(config), "--ask", body=body)
+        server.shutdown()
+    assert [{"cluster": "light", "model": "tiny"}] == json.loads(without)["not_asked"]
+    assert [] == json.loads(asked)["not_asked"]
+    assert "+1. Flow is area times speed." in json.loads(asked)["filters"][0]["diff"]
 
 
 @pytest.mark.parametrize(
