@@ -72,6 +72,7 @@ async def running(
     Raise `ConfigError` when the settings, or an address in them, cannot be used.
     """
     settings = load(config, environ)
+    loop = asyncio.get_running_loop()
     clock = SystemClock()
     telemetry = Telemetry.open(
         clock,
@@ -79,7 +80,7 @@ async def running(
         version=_version(),
         level=parse_level(environ.get("FOREBAY_LOG_LEVEL", "")),
         otlp_endpoint=settings.tracing.endpoint,
-        later=asyncio.get_running_loop().call_later,
+        later=loop.call_later,
     )
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
@@ -96,6 +97,7 @@ async def running(
         workers=workers,
         models=models,
     )
+    telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"

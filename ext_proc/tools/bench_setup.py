@@ -1,8 +1,8 @@
 """Lay out what is measured: the shipped gateway, with stand-ins for everything around it.
 
-Beside the shipped routes stand four more: two through a no-op ext_proc server, one over each
-transport, and two to an upstream that streams. All programs are the ones that run in production, as
-is their configuration: access log and exchange log into a file, metrics on, one request in ten
+Beside the shipped routes stand five more: two through a no-op ext_proc server, one over each
+transport, and three to an upstream that streams. All programs are the ones that run in production,
+as is their configuration: access log and exchange log into a file, metrics on, one request in ten
 traced.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 from ext_proc.config import Settings, Transport, read_settings
 from ext_proc.tools.derivation import Local, derive
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports
-from ext_proc.tools.stand_ins import LONG
+from ext_proc.tools.stand_ins import HELD, LONG
 from ext_proc.tools.supervisor import Child, answers
 from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
 
@@ -213,7 +213,7 @@ def _settings(file: YamlFile) -> Settings:
 def _gateway(
     places: Places, file: YamlFile, settings: Settings, transport: Transport
 ) -> dict[str, Any]:
-    """Return the shipped bootstrap at other addresses, with the two routes more."""
+    """Return the shipped bootstrap at other addresses, with the routes more."""
     shipped = copy.deepcopy(file.value)
     local = Local(
         listen=(LOOPBACK, places.gateway),
@@ -234,6 +234,7 @@ def _gateway(
     routes[:0] = [
         _route("/bench/stream/", "streamer", faq),
         _route("/bench/long/", "streamer", faq, rewrite=LONG),
+        _route("/bench/held/", "streamer", faq, rewrite=HELD),
         *(
             _route(f"/bench/{name}/", "full", {"grpc_service": _service(name)})
             for name in _noop_servers(places)

@@ -2,7 +2,7 @@
 
 `noop` is an ext_proc server that lets every request pass without reading it: what a server costs at
 least over that transport. `spans` takes OTLP spans and forgets them. `stream` answers any request
-with an event stream, piece by piece.
+with an event stream, piece by piece: a short one at once, and under `LONG` and `HELD` others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SPANS_SERVICE: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 PIECES: Final = 20
 LONG_PIECES: Final = 120
 LONG: Final = "/long/"  # the path of the long stream
+HELD: Final = "/held/"  # the path of one that begins late
+HELD_S: Final = 0.25
 PIECE_PAUSE_S: Final = 0.001  # so that the pieces arrive as pieces
 PIECE_TEXT: Final = " water must be calm"
 _HEADERS_PASS: Final = encode(Pass(Message.REQUEST_HEADERS))
@@ -74,7 +76,10 @@ class Streamer(asyncio.Protocol):
         if len(body) >= length:
             self._kept = body[length:]
             self._pieces = _LONG if head.startswith(b"POST " + LONG.encode()) else _SHORT
-            self._send(0)
+            if head.startswith(b"POST " + HELD.encode()):
+                asyncio.get_running_loop().call_later(HELD_S, self._send, 0)
+            else:
+                self._send(0)
 
     def _send(self, piece: int) -> None:
         if self._transport is None or self._transport.is_closing():

@@ -52,7 +52,8 @@ class NativeServer:
     @property
     def streams(self) -> int:
         """How many streams are open."""
-        return sum(len(link.core.streams) for link in self.links)
+        # The metrics are read in another thread: a set that grows meanwhile cannot be walked.
+        return sum(len(link.core.streams) for link in (*self.links,))
 
     @property
     def connections(self) -> int:
