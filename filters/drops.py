@@ -268,6 +268,7 @@ class _Kept:
     def __init__(self, prompt: Prompt) -> None:
         self._document = prompt.document
         self._prefixes: set[Path] = set()
+        self._turns = {turn.path for turn in prompt.turns()}
         self._tools: list[Path] = []
         called: list[Json] = [prompt.document.root.get(name) for name in _CHOICES]
         for turn in prompt.turns():
@@ -285,10 +286,12 @@ class _Kept:
         if path in self._prefixes or any(path[: len(turn)] == turn for turn in self._tools):
             return True
         if path[0] in _TOOLS:
-            return self._must_call or not self._used.isdisjoint(_names([value]))
+            named = path[-1] == "name" or not self._used.isdisjoint(_names([value]))
+            return self._must_call or named
         # The last part of a message stays: providers refuse one without any.
         siblings = self._document.get(path[:-1])
-        return isinstance(siblings, list) and len(siblings) == 1 and path[:-1] in self._prefixes
+        in_turn = path[:1] in self._turns or path[:2] in self._turns
+        return isinstance(siblings, list) and len(siblings) == 1 and in_turn
 
 
 def _names(values: list[Json]) -> Iterator[str]:

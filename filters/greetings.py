@@ -11,9 +11,9 @@ _EDGE_CHARS: Final = 600  # kind words stand at the beginning and the end of a m
 _PART_CHARS: Final = 60  # a longer part of a sentence says something
 
 # A part is what stands between two marks; what the marks were goes and stays with it.
-_MARKS: Final = r"\s,.!?;:~…，。！？；：～、"
+_MARKS: Final = r"\s,.!?;:~…，。！？；：\uff5e、"
 _PART: Final = re.compile(
-    rf"[^{_MARKS}\n](?:[^,.!?;:~…，。！？；：～、\n]{{0,{_PART_CHARS}}}+)(?:[{_MARKS}]+|\Z)"
+    rf"[^{_MARKS}\n](?:[^,.!?;:~…，。！？；：\uff5e、\n]{{0,{_PART_CHARS}}}+)(?:[{_MARKS}]+|\Z)"
 )
 _NOT_LETTERS: Final = re.compile(r"[^\w' ]+")
 
@@ -22,14 +22,17 @@ _WHO: Final = (
     r"|madam|ma'am|assistant|ai|bot|chatbot|chatgpt|gpt|claude|gemini|copilot|deepseek|qwen|llama"
     r"|and|to you|you))*"
 )
-_WHOM: Final = r"(?:呀|啊|哈|吖|呢|哦|的)?(?:亲爱的|小)?(?:助手|朋友|朋友们|老师|同学|大家|ai|智能助手|客服|各位)?"
+_WHOM: Final = (
+    r"(?:呀|啊|哈|吖|呢|哦|的)?(?:亲爱的|小)?"
+    r"(?:助手|朋友|朋友们|老师|同学|大家|ai|智能助手|客服|各位)?"
+)
 _KINDS: Final = {
     "greeting": re.compile(
         rf"(?:oh )?(?:dear |so )?(?:(?:hi+|hello+|hey+|hiya|howdy|greetings|salutations|yo|hallo)"
         rf"(?: (?:and )?(?:hi|hello|hey|welcome))*|good (?:morning|afternoon|evening|day)"
         rf"|(?:a )?(?:very )?warm greetings){_WHO}"
-        rf"|(?:(?:大家|各位|老师|同学们|朋友们|亲爱的|嗨|嘿)*(?:你好|您好|你们好)+|哈喽|哈啰|嗨+|嘿|大家好|各位好"
-        rf"|早上好|上午好|中午好|下午好|晚上好|早安|午安|晚安|早上好呀|hi|hello){_WHOM}"
+        rf"|(?:(?:大家|各位|老师|同学们|朋友们|亲爱的|嗨|嘿)*(?:你好|您好|你们好)+"
+        rf"|哈喽|哈啰|嗨+|嘿|大家好|各位好|早上好|上午好|中午好|下午好|晚上好|早安|午安|晚安|早上好呀|hi|hello){_WHOM}"
     ),
     "presence": re.compile(
         r"(?:are you there|anyone there|anybody there|is anyone there|you there)"
@@ -54,8 +57,9 @@ _KINDS: Final = {
         r"(?: (?:so|very|really|a lot|lots|a ton|a bunch|much|again|once again|in advance|kindly"
         r"|indeed|for|your|the|all|any|help|time|assistance|support|patience|kindness|effort"
         r"|attention|and|you|to you|dear|everyone|team|guys|friend|sir|madam))*"
-        r"|(?:非常|十分|万分|真的|太|多|真心|先)*(?:感谢|谢谢|谢|多谢|感激|谢啦|谢了|谢过)+(?:了|啦|啊|呀|哦|哈)?"
-        r"(?:你|您|你们|大家|各位|不尽|万分)*(?:的)?(?:帮助|帮忙|支持|时间|耐心|解答|回答)?(?:了|啦|哦)?"
+        # Never given back: thanks can be read as pairs and singles in very many ways.
+        r"|(?:非常|十分|万分|真的|太|多|真心|先)*+(?:感谢|谢|感激)++(?:了|啦|过|啊|呀|哦|哈)?"
+        r"(?:你们|你|您|大家|各位|不尽|万分)*+的?(?:帮助|帮忙|支持|时间|耐心|解答|回答)?(?:了|啦|哦)?"
         r"|感激不尽|不胜感激|万分感谢"
     ),
     "trouble": re.compile(
@@ -79,51 +83,12 @@ _ADDRESS: Final = re.compile(
 # and in the last words.
 _FIRST: Final = frozenset(
     [
-        "oh",
-        "dear",
-        "so",
-        "a",
-        "hi",
-        "hello",
-        "hey",
-        "hiya",
-        "howdy",
-        "greetings",
-        "salutations",
-        "yo",
-        "hallo",
-        "good",
-        "very",
-        "warm",
-        "are",
-        "anyone",
-        "anybody",
-        "is",
-        "you",
-        "and",
-        "how",
-        "what's",
-        "i",
-        "hope",
-        "have",
-        "wish",
-        "many",
-        "once",
-        "again",
-        "thanks",
-        "thx",
-        "tysm",
-        "ty",
-        "thank",
-        "cheers",
-        "much",
-        "we",
-        "your",
-        "any",
-        "i'm",
-        "sorry",
+        "oh", "dear", "so", "a", "hi", "hello", "hey", "hiya", "howdy", "greetings", "salutations",
+        "yo", "hallo", "good", "very", "warm", "are", "anyone", "anybody", "is", "you", "and",
+        "how", "what's", "i", "hope", "have", "wish", "many", "once", "again", "thanks", "thx",
+        "tysm", "ty", "thank", "cheers", "much", "we", "your", "any", "i'm", "sorry",
     ]
-)
+)  # fmt: skip
 _FIRST_CHARACTERS: Final = frozenset(
     "大各老同朋亲嗨嘿你您哈早上中下晚在有最希祝非十万真太多先感谢不打麻劳辛"
 )
@@ -135,7 +100,7 @@ _LAST: Final = (
     "敬礼", "祝", "再见", "拜拜", "顺利", "好吗", "安好", "愉快", "开心", "健康",
 )  # fmt: skip
 _LAST_CHARS: Final = 40
-_SENTENCE_ENDS: Final = re.compile(r"[.!?;~…。！？；～\n]\s*\Z")
+_SENTENCE_ENDS: Final = re.compile(r"[.!?;~…。！？；\uff5e\n]\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +154,9 @@ def _leading(text: str) -> list[_Part]:
     first = text[at : at + 1]
     if first.isascii():
         word = _FIRST_WORD.match(text, at)
-        if word is None or word[0].lower().replace("’", "'").rstrip("'") not in _FIRST:
-            if not _stretched(word):
-                return []
+        begins = word[0].lower().replace("’", "'").rstrip("'") if word else ""
+        if begins not in _FIRST and begins.rstrip("oiy")[:4] not in ("h", "he", "hell"):
+            return []  # the letters of a greeting may be held, as in `hellooo`
     elif first not in _FIRST_CHARACTERS:
         return []
     end = min(len(text), at + _EDGE_CHARS)
@@ -206,11 +171,6 @@ def _leading(text: str) -> list[_Part]:
             break
         at = part.end()
     return found
-
-
-def _stretched(word: re.Match[str] | None) -> bool:
-    """Tell whether a word is a greeting with its last letter held, such as `hellooo`."""
-    return word is not None and word[0].lower().rstrip("oiy")[:4] in ("h", "he", "hell")
 
 
 def _trailing(text: str) -> list[_Part]:

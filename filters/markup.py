@@ -27,13 +27,17 @@ _INLINE: Final = (
 # that the list takes the spaces behind it and never gives one back.
 _ATTRIBUTES: Final = r"""(?:\s(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,4000}+)?+"""
 _TAG: Final = re.compile(
-    rf"</?(?P<name>(?P<block>{_BLOCK})|(?P<row>{_ROW})|(?P<cell>{_CELL})|{_INLINE})(?P<attributes>{_ATTRIBUTES})/?>",
+    rf"</?(?P<name>(?P<block>{_BLOCK})|(?P<row>{_ROW})|(?P<cell>{_CELL})|{_INLINE})"
+    rf"(?P<attributes>{_ATTRIBUTES})/?>",
     re.IGNORECASE,
 )
 _AMBIGUOUS: Final = frozenset(
-    "address article aside body cite code data details dialog footer form head header label main "
-    "mark menu meta option output q section source summary template time title".split()
-)
+    (
+        "address", "article", "aside", "body", "cite", "data", "details", "dialog", "footer",
+        "form", "head", "header", "label", "main", "mark", "menu", "meta", "option", "q",
+        "section", "source", "summary", "template", "time", "title",
+    )
+)  # fmt: skip
 _KNOWN: Final = re.compile(rf"{_BLOCK}|{_ROW}|{_CELL}|{_INLINE}|script|style|pre|svg|path|g|output")
 _CLOSING: Final = re.compile(r"</([a-zA-Z][\w.-]{0,40})>")
 _HIDDEN_OPEN: Final = re.compile(
@@ -66,124 +70,22 @@ _ABOUT_ENTITIES: Final = WordFinder(
 # Whoever says one of these words may want the markup itself looked at.
 _ABOUT_MARKUP: Final = WordFinder(
     [
-        "html",
-        "html5",
-        "xhtml",
-        "xml",
-        "svg",
-        "css",
-        "jsx",
-        "tsx",
-        "dom",
-        "markup",
-        "markdown",
-        "tag",
-        "tags",
-        "element",
-        "elements",
-        "attribute",
-        "attributes",
-        "selector",
-        "selectors",
-        "xpath",
-        "template",
-        "templates",
-        "component",
-        "components",
-        "snippet",
-        "snippets",
-        "code",
-        "coding",
-        "bug",
-        "bugs",
-        "debug",
-        "debugging",
-        "fix",
-        "fixed",
-        "fixing",
-        "error",
-        "errors",
-        "wrong",
-        "render",
-        "renders",
-        "rendered",
-        "rendering",
-        "parse",
-        "parser",
-        "parsing",
-        "scrape",
-        "scraper",
-        "scraping",
-        "escape",
-        "escaped",
-        "escaping",
-        "sanitize",
-        "sanitise",
-        "xss",
-        "accessibility",
-        "aria",
-        "seo",
-        "javascript",
-        "typescript",
-        "react",
-        "vue",
-        "angular",
-        "webpage",
-        "webpages",
-        "website",
-        "websites",
-        "frontend",
-        "front-end",
-        "button",
-        "buttons",
-        "div",
-        "span",
-        "class",
-        "style",
-        "styles",
-        "styled",
-        "stylesheet",
-        "layout",
-        "responsive",
-        "bootstrap",
-        "tailwind",
-        "centre",
-        "center",
-        "hyperlink",
-        "hyperlinks",
-        "validate",
-        "validator",
-        "clickable",
-        "按钮",
-        "布局",
-        "排版",
-        "页面",
-        "模板",
-        "组件",
-        "居中",
-        "链接",
-        "标签",
-        "标记语言",
-        "源码",
-        "源代码",
-        "代码",
-        "网页",
-        "前端",
-        "元素",
-        "属性",
-        "选择器",
-        "样式",
-        "注释",
-        "报错",
-        "错误",
-        "修复",
-        "调试",
-        "渲染",
-        "解析",
-        "爬虫",
+        "html", "html5", "xhtml", "xml", "svg", "css", "jsx", "tsx", "dom", "markup", "markdown",
+        "tag", "tags", "element", "elements", "attribute", "attributes", "selector", "selectors",
+        "xpath", "template", "templates", "component", "components", "snippet", "snippets", "code",
+        "coding", "bug", "bugs", "debug", "debugging", "fix", "fixed", "fixing", "error", "errors",
+        "wrong", "render", "renders", "rendered", "rendering", "parse", "parser", "parsing",
+        "scrape", "scraper", "scraping", "escape", "escaped", "escaping", "sanitize", "sanitise",
+        "xss", "accessibility", "aria", "seo", "javascript", "typescript", "react", "vue",
+        "angular", "webpage", "webpages", "website", "websites", "frontend", "front-end", "button",
+        "buttons", "div", "span", "class", "style", "styles", "styled", "stylesheet", "layout",
+        "responsive", "bootstrap", "tailwind", "centre", "center", "hyperlink", "hyperlinks",
+        "validate", "validator", "clickable", "按钮", "布局", "排版", "页面", "模板", "组件",
+        "居中", "链接", "标签", "标记语言", "源码", "源代码", "代码", "网页", "前端", "元素",
+        "属性", "选择器", "样式", "注释", "报错", "错误", "修复", "调试", "渲染", "解析", "爬虫",
         "转义",
     ]
-)
+)  # fmt: skip
 _INDENT: Final = re.compile(r"\n[ \t]+")
 _SPACES: Final = re.compile(r"\n +")
 # A system prompt says of many things how to write them: these words say what the work is.
@@ -222,8 +124,8 @@ def _said_around(text: str) -> str:
 def strip_markup(text: str) -> str:
     """Return `text` without HTML tags, comments, scripts and styles, outside code.
 
-    Block tags and rows become line breaks, table cells a tab, entities characters. Tags that HTML does not
-    know stay.
+    Block tags and rows become line breaks, table cells a tab, entities characters. Tags that HTML
+    does not know stay.
     """
     if "<" in text and (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
         frames = _frames(text)

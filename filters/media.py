@@ -46,7 +46,7 @@ _RUN: Final = (
     r"|[A-Za-z0-9+/_-]+={0,2}"
 )
 _URI: Final = re.compile(
-    r"data:(?P<type>[a-z]{2,20}/[\w.+-]{1,60})?(?P<parameters>(?:;[\w-]{1,30}=[\w.+\"-]{1,60}){0,4})"
+    r"data:(?P<type>[a-z]{2,20}/[\w.+-]{1,60})?(?:;[\w-]{1,30}=[\w.+\"-]{1,60}){0,4}"
     rf"(?:;base64,(?P<data>{_RUN})|,(?P<plain>[\w%!$&'()*+,;=:@/?.~-]+))",
     re.IGNORECASE,
 )

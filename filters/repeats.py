@@ -20,45 +20,12 @@ _CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # numbers and quantities are not among them.
 _FUNCTION_WORDS: Final = frozenset(
     [
-        "a",
-        "an",
-        "the",
-        "of",
-        "to",
-        "in",
-        "on",
-        "at",
-        "for",
-        "and",
-        "that",
-        "this",
-        "these",
-        "those",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "which",
-        "who",
-        "whom",
-        "its",
-        "it",
-        "as",
-        "by",
-        "with",
-        "also",
-        "very",
-        "so",
-        "then",
-        "there",
-        "here",
-        "just",
-        "really",
+        "a", "an", "the", "of", "to", "in", "on", "at", "for", "and", "that", "this", "these",
+        "those", "is", "are", "was", "were", "be", "been", "which", "who", "whom", "its", "it",
+        "as", "by", "with", "also", "very", "so", "then", "there", "here", "just", "really",
         "please",
     ]
-)
+)  # fmt: skip
 _FUNCTION_CHARACTERS: Final = str.maketrans("", "", "的了地得着呢吧吗啊呀哦嘛")
 # Pieces of words that every repetition has as well, whatever happens to plurals and small words.
 _PROBE: Final = re.compile(

@@ -51,6 +51,8 @@ _BEGINS: Final = re.compile(
 )
 _ENDS: Final = re.compile(r"(?:[\w)\]\"']\s*\{|\}|\);|\},|\]\s*;|=>\s*\{?)\s*\Z")
 _HOLDS: Final = re.compile(r"""\w\(["']|\w::\w|\w\(\);|\s(?:==|!=|&&|\|\||\+=)\s|\)\s*->\s""")
+_HELD: Final = ("(", "::", "==", "!=", "&&", "||", "+=", "->")
+_LAST: Final = frozenset("{};,>")
 
 
 def edit_prose(text: str, edit: Callable[[str], str]) -> str:
@@ -71,12 +73,16 @@ def is_code(line: str) -> bool:
     head = line[:_LOOKED_AT_CHARS]
     if head.lstrip()[:1] in ("<", ""):
         return False
-    tail = line[-_LOOKED_AT_CHARS:]
-    return bool(_BEGINS.match(head) or _HOLDS.search(head) or _ENDS.search(tail))
+    # Each mark is looked for by itself first: a search for a pattern takes 10 us a line.
+    return bool(
+        _BEGINS.match(head)
+        or (any(mark in head for mark in _HELD) and _HOLDS.search(head))
+        or (line.rstrip()[-1:] in _LAST and _ENDS.search(line[-_LOOKED_AT_CHARS:]))
+    )
 
 
 def _pieces(text: str) -> Iterator[tuple[bool, str]]:
-    """Cut out what is marked as code, mathematics or JSON; say of each piece whether it is prose."""
+    """Cut out what is marked as code, mathematics or JSON; say of each piece if it is prose."""
     # One character is found twenty times as fast as two.
     if (
         "`" in text
@@ -106,7 +112,7 @@ def _without_json(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _end_of_json(text: str, start: int) -> int:
-    """Return where the brackets opened at `start` are closed; the end of the text if they are not."""
+    """Return where the brackets opened at `start` are closed, or the end of the text."""
     depth = 0
     for mark in _JSON_MARK.finditer(text, start):
         if mark[0] in ("{", "["):

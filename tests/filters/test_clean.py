@@ -1,19 +1,24 @@
 """Cleaning a whole prompt: which of its texts are touched."""
 
+from typing import Any, Final
+
+import msgspec
 import pytest
 
-from filters.api import CONTINUE, Exchange
+from filters.api import CONTINUE, Cut, Exchange
 from filters.bounds import MOST_CHARS, MOST_TEXTS
-from filters.clean import CleanConfig, CleanFilter
+from filters.clean import MOST_CHARS_HERE, CleanConfig, CleanFilter
 from filters.cleaning import MOST_TAGS
 from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
-from tests.fakes import drive, fake_ports
+from tests.fakes import FakeTokens, FakeWorkers, drive, fake_ports
+
+PARAGRAPH: Final = "The ferry leaves at six in the morning and at four in the afternoon."
 
 
-def cleaned(exchange: Exchange, config: CleanConfig | None = None) -> bytes:
+def cleaned(exchange: Exchange, config: CleanConfig | None = None, **others: Any) -> bytes:
     config = config or CleanConfig()
-    clean = CleanFilter(config, CleanFilter.prepare(config), fake_ports())
+    clean = CleanFilter(config, CleanFilter.prepare(config), fake_ports(**others))
     assert CONTINUE is drive(clean.on_request(exchange))
     return exchange.prompt.document.render()
 
@@ -61,11 +66,119 @@ def test_a_question_about_markup_keeps_the_markup_of_its_other_parts() -> None:
     assert body == cleaned(exchange_of("openai.chat", body, "/v1/chat/completions"))
 
 
-def test_each_rule_has_its_switch() -> None:
-    """`html: false` and `white_space: false` leave everything."""
-    exchange = ask("openai.chat", "<b>a</b>   b")
-    off = CleanConfig(html=False, white_space=False)
-    assert exchange.prompt.document.raw == cleaned(exchange, off)
+DIRTY: Final = {
+    "html": ("Who is <b>Ann</b>?", "Who is Ann?"),
+    "media": (f"See data:image/png;base64,{'A' * 400} there.", "See [image/png, 300 B] there."),
+    "padding": ("What is it?<pad><pad>", "What is it?"),
+    "zero_width": ("What is\u200b it?", "What is it?"),
+    "white_space": ("What   is it?", "What is it?"),
+    "greetings": ("Hi! Hi! What is it?", "Hi! What is it?"),
+    "repeats": (f"{PARAGRAPH}\n\n{PARAGRAPH}\n\nWhy?", f"{PARAGRAPH}\n\nWhy?"),
+}
+ALL_OFF: Final = dict.fromkeys(DIRTY, False)
+
+
+@pytest.mark.parametrize("rule", DIRTY)
+def test_each_rule_has_its_switch(rule: str) -> None:
+    """Alone it does its work, and without it nothing does."""
+    dirty, expected = DIRTY[rule]
+    only = msgspec.convert(ALL_OFF | {rule: True}, CleanConfig)
+    others = msgspec.convert({rule: False}, CleanConfig)
+    assert ask("openai.chat", expected).prompt.document.raw == cleaned(
+        ask("openai.chat", dirty), only
+    )
+    exchange = ask("openai.chat", dirty)
+    assert exchange.prompt.document.raw is cleaned(exchange, others)
+
+
+def test_context_that_has_nothing_to_do_with_the_question_goes_where_asked() -> None:
+    """The question may stand in one part of the message and the context in another."""
+    about = ["the old mill", "sour dough", "a sonnet", "good pans", "fishing"]
+    context = "\n\n".join(f"A paragraph about {one}, {'on and ' * 9}on." for one in about)
+    parts = [{"type": "text", "text": f"Notes:\n\n{context}\n\nEnd."}]
+    parts.append({"type": "text", "text": "Where is the mill?"})
+    body = encode({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    exchange = exchange_of("openai.chat", body, "/v1/chat/completions")
+    assert body is cleaned(exchange)
+    assert b"fishing" not in cleaned(exchange, CleanConfig(relevance=True))
+    assert ["clean.relevance"] == [cut.rule for cut in exchange.cuts]
+
+
+@pytest.mark.parametrize("dialect", [name for name in CHATS if name != "openai.completions"])
+def test_a_system_prompt_is_cleaned_where_asked(dialect: str) -> None:
+    """But its greetings and repetitions are its author's."""
+    system = f"Hello! Hello!\n\n<p>Be   brief.</p>\n\n{PARAGRAPH}\n\n{PARAGRAPH}"
+    expected = f"Hello! Hello!\n\nBe brief.\n\n{PARAGRAPH}\n\n{PARAGRAPH}"
+    exchange = ask(dialect, "why?", system=system)
+    body = cleaned(exchange, CleanConfig(system=True))
+    assert ask(dialect, "why?", system=expected).prompt.document.raw == body
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_every_edit_is_counted(dialect: str) -> None:
+    """Rule by rule, in tokens of the text before it and after it."""
+    tokens = FakeTokens()
+    exchange = ask(dialect, "Hi! Hi!   Who is <b>Ann</b>?")
+    cleaned(exchange, tokens=tokens)
+    texts = ["Hi! Hi!   Who is <b>Ann</b>?", "Hi! Hi!   Who is Ann?", "Hi! Hi! Who is Ann?"]
+    counts = [tokens.estimate(text) for text in (*texts, "Hi! Who is Ann?")]
+    rules = ["clean.html", "clean.white_space", "clean.greetings"]
+    assert [Cut(*each) for each in zip(rules, counts[:3], counts[1:], strict=True)] == exchange.cuts
+
+
+def test_a_greeting_of_an_earlier_message_is_repeated_later() -> None:
+    """In the messages of one conversation; one that says nothing else keeps it."""
+    said = ["Hello! What is it?", "Hello! And this?", "Hello!", "Thanks! Hello! And that?"]
+    left = ["Hello! What is it?", "And this?", "Hello!", "Thanks! And that?"]
+    assert _talk(left) == cleaned(exchange_of("openai.chat", _talk(said), "/v1/chat/completions"))
+
+
+def _talk(questions: list[str]) -> bytes:
+    messages: list[dict[str, str]] = []
+    for question in questions:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": "x"}]
+    return encode({"model": "m", "messages": messages[:-1]})
+
+
+def test_texts_that_are_no_conversation_keep_their_greetings() -> None:
+    """Several prompts of one request are as many beginnings."""
+    body = encode({"model": "m", "prompt": ["Hello! What is it?", "Hello! And this?"]})
+    assert body == cleaned(exchange_of("openai.completions", body, "/v1/completions"))
+
+
+def test_a_system_prompt_that_names_the_task_is_heard() -> None:
+    """What is to be translated keeps its repetitions, what is to be coded its markup."""
+    for system, question in [
+        ("You translate what you are given.", f"Hi! Hi!\n\n{PARAGRAPH}\n\n{PARAGRAPH}"),
+        ("You write CSS.", "<p>Make it <b>red</b></p>"),
+    ]:
+        exchange = ask("openai.chat", question, system=system)
+        assert exchange.prompt.document.raw is cleaned(exchange)
+
+
+def test_what_is_embedded_keeps_its_repetitions() -> None:
+    """A vector stands for the text as it is; markup and gaps go."""
+    body = encode({"model": "m", "input": ["Hi! Hi!   <b>x</b>", f"{PARAGRAPH}\n\n{PARAGRAPH}"]})
+    expected = encode({"model": "m", "input": ["Hi! Hi! x", f"{PARAGRAPH}\n\n{PARAGRAPH}"]})
+    assert expected == cleaned(exchange_of("openai.embeddings", body, "/v1/embeddings"))
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_a_long_prompt_is_cleaned_by_the_workers(dialect: str) -> None:
+    """It takes milliseconds, and everybody else would wait."""
+    workers = FakeWorkers()
+    exchange = ask(dialect, "a   b" + "c" * MOST_CHARS_HERE)
+    assert b"a b" in cleaned(exchange, workers=workers)
+    assert ["clean_passages"] == workers.calls
+
+
+def test_a_long_prompt_stays_where_no_worker_is_free() -> None:
+    """The note says so."""
+    workers = FakeWorkers()
+    workers.failing = True
+    exchange = ask("openai.chat", "a   b" + "c" * MOST_CHARS_HERE)
+    assert exchange.prompt.document.raw is cleaned(exchange, workers=workers)
+    assert "workers" == exchange.notes["clean.skip"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The corpus of prompts: what goes out of the dirty ones, and that nothing goes out of the others."""
+"""The corpus of prompts: what goes out of the dirty ones, and nothing out of the others."""
 
 from __future__ import annotations
 
