@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from filters.sentences import Sentence, split_sentences
-from filters.terms import terms_of
+from filters.terms import names_in, terms_of
 from filters.token_estimate import estimate_tokens
 
 NOTHING_KEPT: Final = "[…]"
@@ -26,15 +26,17 @@ _K1: Final = 1.2
 _B: Final = 0.3
 # What a sentence is about may stand before it: in its heading, or in the sentence that "it" means.
 _HEADING_SHARE: Final = 0.7
-_BEFORE_SHARE: Final = 0.25
+_BEFORE_SHARE: Final = 0.2
 _FADING: Final = 0.8  # with each sentence between that speaks of something else
+_NAME_BONUS: Final = 1.5  # what a question names, it is about
 _KIND_BONUS: Final = 1.3  # it holds a number where one is asked for
 _ROUNDS: Final = 3  # of rank going from sentences to their terms and back; more changes little
 _DAMPING: Final = 0.85
 _REPEATS: Final = 0.85  # a sentence that shares so much with one that was taken says nothing else
 
 _MEANS_ANOTHER: Final = re.compile(
-    r"\W*(?:(?:it|its|they|their|them|he|his|she|her|this|that|these|those"
+    r"\W*(?:(?:(?:if|when|once|while|until|after|before|because|since|as|and|but|so) )?"
+    r"(?:it|its|they|their|them|he|his|she|her|this|that|these|those"
     r"|the (?:former|latter|same))\b|[它他她其这该此]|前者|后者|对此|为此)",
     re.IGNORECASE,
 )
@@ -103,7 +105,9 @@ def _scores(units: Sequence[_Scored], question: str) -> tuple[list[float], list[
         for term, count in found_in.items()
     }
     asked = rarity.keys() & set(terms_of(_OF_THE_TASK.sub(" ", question)))
-    about, leans_on = _about(units, asked, rarity)
+    names = names_in(question)
+    weights = {term: rarity[term] * (_NAME_BONUS if term in names else 1.0) for term in asked}
+    about, leans_on = _about(units, asked, weights)
     if _ASKS_NUMBER.search(question):
         about = [
             score * (_KIND_BONUS if _DIGIT.search(unit.sentence.text) else 1.0)
@@ -112,16 +116,16 @@ def _scores(units: Sequence[_Scored], question: str) -> tuple[list[float], list[
     central = _central(units, rarity)
     telling = [sum(rarity[term] for term in unit.terms) / (len(unit.terms) or 1) for unit in units]
     place = [_place(units, index) for index in range(len(units))]
-    weights = _WEIGHTS if any(about) else _WEIGHTS_UNASKED
     scores = [0.0] * len(units)
-    for weight, part in zip(weights, (about, central, telling, place), strict=True):
+    shares = _WEIGHTS if any(about) else _WEIGHTS_UNASKED
+    for weight, part in zip(shares, (about, central, telling, place), strict=True):
         most = max(part) or 1.0
         scores = [score + weight * one / most for score, one in zip(scores, part, strict=True)]
     return scores, leans_on
 
 
 def _about(
-    units: Sequence[_Scored], asked: set[str], rarity: dict[str, float]
+    units: Sequence[_Scored], asked: set[str], weights: dict[str, float]
 ) -> tuple[list[float], list[int | None]]:
     """Return how much each sentence is about the terms `asked`, its context included (BM25).
 
@@ -135,6 +139,7 @@ def _about(
     start = 0  # of the text that the sentence comes from
     topic: set[str] = set()  # what of the question the paragraph spoke of last
     spoken_at: int | None = None  # and where
+    itself: int | None = None  # the last sentence that means no other
     strength = 1.0
     for index, unit in enumerate(units):
         before = units[index - 1] if index else unit
@@ -142,23 +147,26 @@ def _about(
             start = index
         if unit.source != before.source or unit.sentence.paragraph != before.sentence.paragraph:
             topic = set()
-        weight = 1 - _B + _B * unit.terms.total() / average
+            itself = None
+        length = 1 - _B + _B * unit.terms.total() / average
         own = asked & unit.terms.keys()
         score = 0.0
         for term in own:
             times = unit.terms[term]
-            score += rarity[term] * times * (_K1 + 1) / (times + _K1 * weight)
+            score += weights[term] * times * (_K1 + 1) / (times + _K1 * length)
         meant = _means_another(unit)
         share = strength if meant else strength * _BEFORE_SHARE
-        score += share * sum(rarity[term] for term in topic - own)
+        score += share * sum(weights[term] for term in topic - own)
         heading = unit.sentence.heading
         if heading is not None:
             context = (asked & units[start + heading].terms.keys()) - own - topic
-            score += _HEADING_SHARE * sum(rarity[term] for term in context)
+            score += _HEADING_SHARE * sum(weights[term] for term in context)
             if context:
                 leans_on[index] = start + heading
-        if meant and topic - own:
-            leans_on[index] = spoken_at
+        if meant:
+            leans_on[index] = spoken_at if topic - own else itself
+        else:
+            itself = index
         if own:
             if not (meant and topic):
                 spoken_at = index
@@ -221,15 +229,13 @@ def _chosen(
             continue
         if _repeats(units, index, kept):
             continue
-        cost = _cost(unit)
+        support = leans_on[index]
+        together = {index} if support is None else {index, support}
+        cost = sum(_cost(units[one]) for one in together - kept)
         if cost > left and kept:
             continue
-        kept.add(index)
+        kept |= together
         left -= cost
-        support = leans_on[index]
-        if support is not None and support not in kept and _cost(units[support]) <= left:
-            kept.add(support)
-            left -= _cost(units[support])
     return kept
 
 

@@ -13,6 +13,8 @@ _TOKEN: Final = re.compile(
     r"|(?P<han>[\u3400-\u9fff]+)"
     r"|[^\W\d_\u3400-\u9fff]+(?:['’][a-z]+)?"
 )
+# A word with a capital is no name at the beginning of a sentence.
+_NAME: Final = re.compile(r"(?<![.?!:]\s)(?<!\A)\b[A-Z][^\W\d_]+|\b[A-Za-z]{0,6}[-_.]?\d[\w.-]*")
 _DASHES: Final = re.compile("[-_]")
 _COMMAS: Final = re.compile(r"(?<=\d),(?=\d{3})")
 _STOP_HAN: Final = re.compile(
@@ -29,7 +31,7 @@ _STOPS: Final = (
     "very just only also any some each every all both few more most other such own same what which "
     "who whom whose when where why how please tell say says said give given according whether "
     "while during after before again once up down out off between through because until against "
-    "much many s t re ve ll d m"
+    "much many one ones s t re ve ll d m"
 )
 STOP_WORDS: Final = frozenset(_STOPS.split())
 _SUFFIXES: Final = (
@@ -57,6 +59,11 @@ def terms_of(text: str) -> list[str]:
         else:
             terms.append(_COMMAS.sub("", token[0]))
     return terms
+
+
+def names_in(question: str) -> set[str]:
+    """Return the terms of what is written like a name or a number: capitals and digits."""
+    return {term for name in _NAME.finditer(question) for term in terms_of(name[0])}
 
 
 def stem(word: str) -> str:
