@@ -16,6 +16,7 @@ _BLOCK = re.compile(
     r"(?<=```console\n)\$ forebay explain (?P<words>.*)\n(?P<shown>(?:(?!```).*\n)*)"
 )
 _TIME = re.compile(r" *[\d,.]+ [µm]s")
+_SPACES = re.compile(" {2,}")  # the column of times is as wide as the longest
 _REMARK = re.compile(r"^\(tokens are estimated.*\n", re.MULTILINE)
 
 
@@ -30,7 +31,7 @@ def examples() -> list[tuple[str, str, str]]:
 
 def plain(shown: str) -> str:
     """Return an output without what differs from run to run and from machine to machine."""
-    return _TIME.sub("  TIME", _REMARK.sub("", shown))
+    return _SPACES.sub("  ", _TIME.sub("  TIME", _REMARK.sub("", shown)))
 
 
 def run(words: str) -> str:
