@@ -35,7 +35,7 @@ _INDENTED_LINE: Final = re.compile(r"\n(?: ?\t|  )[ \t]*+\S")
 _CELLS: Final = re.compile(r"\S\t++\S")  # a row of a table, where an empty cell is one tab more
 _SPACES: Final = "\n\r\t\v\f\x1c\x1d\x1e\x1f"  # of ASCII, as `str.isspace` has it
 # Without one of these a text has no code, JSON or mathematics, or none that one line changes.
-_MARKS_OF_CODE: Final = "`$\\~={}[;<>|"
+_MARKS_OF_CODE: Final = "`$\\~={}[<>|"
 
 
 def cache_key(exchange: Exchange) -> bytes:

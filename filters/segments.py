@@ -51,7 +51,7 @@ _BEGINS: Final = re.compile(
 )
 _ENDS: Final = re.compile(r"(?:[\w)\]\"']\s*\{|\}|\);|\},|\]\s*;|=>\s*\{?)\s*\Z")
 _HOLDS: Final = re.compile(r"""\w\(["']|\w::\w|\w\(\);|\s(?:==|!=|&&|\|\||\+=)\s|\)\s*->\s""")
-_HELD: Final = ("(", "::", "==", "!=", "&&", "||", "+=", "->")
+_HELD: Final = ('("', "('", "();", "::", "==", "!=", "&&", "||", "+=", "->")
 _LAST: Final = frozenset("{};,>")
 
 
