@@ -133,7 +133,7 @@ def _did(step: Step) -> Text:
     for cut in step.cuts:
         rule = cut.rule.removeprefix(f"{step.name}.")
         by_rule[rule] = by_rule.get(rule, 0) + cut.before - cut.after
-    words += [Text(f"{rule} {-cut:+,}", "green") for rule, cut in by_rule.items()]
+    words += [Text(f"{rule} {-cut:+,}" if cut else rule, "green") for rule, cut in by_rule.items()]
     if before.texts != after.texts and not by_rule:
         words.append(Text("text", "green"))
     words += [
