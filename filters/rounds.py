@@ -8,10 +8,13 @@ from typing import Final
 
 from filters.api import Role, Text, Turn
 from filters.document import Document, Path
-from filters.tool_pairs import is_cut_from_its_call
+from filters.tool_pairs import breaks_a_pair
 from filters.transcript import NOTHING, Gone, take_summary
 
 _MOST_STEPS: Final = 5  # of a path: what lies deeper is in a document or a tool's result, not said
+_MOST_TRIES: Final = (
+    8  # each goes through all messages with tools; results come a round late or two
+)
 _JSON_STARTS: Final = ("{", "[")
 
 
@@ -70,7 +73,7 @@ def old_rounds(
     starts = round_starts(Role.TOOL if turn.has_tool else turn.role for turn in turns)
     count = rounds_to_cut(len(starts), keep, step)
     ends = [*starts[1:], len(turns)]
-    for cut in range(count, 0, -1):
+    for cut in range(count, max(count - _MOST_TRIES, 0), -1):
         rounds = [turns[start:end] for start, end in zip(starts[:cut], ends, strict=False)]
         are_old = [not any(turn.has_media for turn in one) for one in rounds]
         going = [
@@ -143,4 +146,4 @@ def _breaks_a_pair(document: Document, turns: Sequence[Turn], going: Sequence[Tu
         return False
     gone = {turn.path for turn in going}
     kept = [document.get(turn.path) for turn in turns if turn.path not in gone and turn.has_tool]
-    return is_cut_from_its_call(kept, [document.get(turn.path) for turn in going])
+    return breaks_a_pair(kept, [document.get(turn.path) for turn in going])

@@ -14,14 +14,19 @@ _CALLS: Final = ("functionCall", "function_call")
 _RESULTS: Final = ("functionResponse", "function_response")
 
 
-def is_cut_from_its_call(kept: Sequence[Json], old: Sequence[Json]) -> bool:
-    """Tell whether a message that stays holds the result of a call in one that goes."""
-    calls, results = _ends(kept)
+def breaks_a_pair(kept: Sequence[Json], gone: Sequence[Json]) -> bool:
+    """Tell whether of a call and its result one stays and the other goes."""
+    return _answers(kept, gone) or _answers(gone, kept)
+
+
+def _answers(messages: Sequence[Json], others: Sequence[Json]) -> bool:
+    """Tell whether a result in `messages` has its call in `others` alone.
+
+    Some clients give every round's calls the same names, so it counts how many there are.
+    """
+    calls, results = _ends(messages)
     missing = results - calls
-    if not missing:
-        return False
-    gone, _ = _ends(old)
-    return not missing.keys().isdisjoint(gone)
+    return bool(missing) and not missing.keys().isdisjoint(_ends(others)[0])
 
 
 def _ends(messages: Sequence[Json]) -> tuple[Counter[str], Counter[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +17,6 @@ from filters.api import CONTINUE, Cut, Exchange, Prompt, Role
 from filters.document import Document
 from filters.rounds import round_starts
 from filters.shape import ShapeConfig, ShapeFilter
-from filters.tool_pairs import is_cut_from_its_call
 from filters.transcript import take_summary
 from tests.conversations import DIALECTS, Round, conversation, messages_of
 from tests.exchanges import CHATS, WORDS, ask, exchange_of
@@ -321,10 +322,35 @@ def test_of_any_conversation_no_call_is_cut_from_its_result(
     starts = round_starts(Role.TOOL if turn.has_tool else turn.role for turn in whole)
     last = len(whole) - starts[max(-len(starts), -3)]
     assert before[-last:] == after[-last:]
-    assert not is_cut_from_its_call(after, [one for one in before if one not in after])
+    _assert_paired(before, after)
     assert _repeated_roles(after) <= _repeated_roles(before)
     assert _others(dialect, raw) == _others(dialect, body)
     assert body == shaped(again(exchange, body), config)
+
+
+@pytest.mark.slow
+@given(st.lists(ANY_ROUND, min_size=4, max_size=10), st.lists(st.integers(0, 9), min_size=20))
+def test_no_result_that_comes_late_is_cut_from_its_call(
+    said: list[Round], delays: list[int]
+) -> None:
+    """The responses endpoint takes results after whatever was said meanwhile."""
+    exchange = conversation("openai.responses", said)
+    body = json.loads(exchange.prompt.document.raw)
+    before = body["input"]
+    results = [one for one in before if one.get("type") == "function_call_output"]
+    for result, delay in zip(results, delays, strict=False):
+        place = before.index(result)
+        before.remove(result)
+        before.insert(place + delay, result)
+    late = exchange_of("openai.responses", json.dumps(body).encode(), exchange.head.path)
+    _assert_paired(before, json.loads(shaped(late))["input"])
+
+
+def _assert_paired(before: list[Any], after: list[Any]) -> None:
+    """All that names a call is there as often as it was, or is gone."""
+    names = re.compile(r'(?:call|toolu)_\d+_\d+|"place": "\d+\.\d+"')
+    there, left = (Counter(names.findall(json.dumps(one))) for one in (before, after))
+    assert {name: there[name] for name in left} == left
 
 
 def _without_summary(message: dict[str, Any]) -> None:
