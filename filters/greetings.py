@@ -139,14 +139,18 @@ def kinds_in(text: str) -> set[str]:
 
 
 def _without(text: str, cut: list[_Part]) -> str:
-    pieces: list[str] = []
+    left = ""
     at = 0
     for part in cut:
-        pieces.append(text[at : part.start])
+        left += text[at : part.start]
         at = part.end
+        said = text[part.start : at].rstrip()
+        gap = text[part.start + len(said) : at]
+        if "\n" in gap and left.rstrip(" ")[-1:] not in ("", "\n"):
+            left = left.rstrip(" ") + gap  # what ended a line leaves its end to what was before
     if at == len(text):  # the last words went, and so does the space before them
-        return "".join(pieces).rstrip()
-    return "".join(pieces) + text[at:]
+        return left.rstrip()
+    return left + text[at:]
 
 
 def _leading(text: str) -> list[_Part]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from filters.segments import edit_prose
+from filters.segments import edit_prose, is_code
 from filters.words import WordFinder
 
 _BLOCK: Final = (
@@ -86,6 +86,7 @@ _ABOUT_MARKUP: Final = WordFinder(
         "转义",
     ]
 )  # fmt: skip
+_LINE_CHARS: Final = 200  # before a script: whether it stands in a line of code
 _INDENT: Final = re.compile(r"\n[ \t]+")
 _SPACES: Final = re.compile(r"\n +")
 # A system prompt says of many things how to write them: these words say what the work is.
@@ -129,7 +130,9 @@ def strip_markup(text: str) -> str:
     """
     if "<" in text and (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
         frames = _frames(text)
-        stripped = edit_prose(text, lambda prose: _strip(prose, frames))
+        # First whole scripts, whose lines are code; then tags, where lines of code may hold some.
+        bare = edit_prose(text, _bare, unmarked=False)
+        stripped = edit_prose(bare, lambda prose: _strip(prose, frames))
         if text.startswith("<"):
             stripped = stripped.lstrip("\n")
         return stripped.rstrip() if text.endswith(">") else stripped
@@ -162,19 +165,18 @@ def _frames(text: str) -> frozenset[str]:
 
 
 def _strip(prose: str, frames: frozenset[str]) -> str:
-    bare = _bare(prose)
-    first, last = _ends_of_tags(bare)
+    first, last = _ends_of_tags(prose)
     if first is None or last is None:
-        return _decode(bare)
+        return _decode(prose)
     closed: dict[str, bool] = {}
     # Between tags a line's indentation is the page's own layout, and so are spaces behind a block;
     # a tab at the beginning of a line is an empty cell.
     begins = max(first.start() - 1, 0)  # a tag is judged by the character before it
-    page = _INDENT.sub("\n", bare[begins : last.end()])
+    page = _INDENT.sub("\n", prose[begins : last.end()])
     page = _TAG.sub(lambda tag: _gap(tag, closed, frames), page)
     page = _decode(_SPACES.sub("\n", page))
-    rest = bare[last.end() :]
-    return f"{bare[:begins]}{page}{rest.lstrip(' ') if last['block'] else rest}"
+    rest = prose[last.end() :]
+    return f"{prose[:begins]}{page}{rest.lstrip(' ') if last['block'] else rest}"
 
 
 def _bare(text: str) -> str:
@@ -228,12 +230,15 @@ def _gap(tag: re.Match[str], closed: dict[str, bool], frames: frozenset[str]) ->
 
 
 def _drop_hidden(text: str) -> str:
-    """Drop comments, scripts and styles; one that is never closed stays."""
+    """Drop comments, scripts and styles; one that is never closed, or begins in code, stays."""
     pieces: list[str] = []
     lower = ""
     at = 0
     for opening in _HIDDEN_OPEN.finditer(text):
         if opening.start() < at:
+            continue
+        line = text.rfind("\n", max(at, opening.start() - _LINE_CHARS), opening.start()) + 1
+        if is_code(text[max(line, opening.start() - _LINE_CHARS) : opening.start()]):
             continue
         if opening["comment"]:
             closing, haystack = "-->", text

@@ -55,17 +55,18 @@ _HELD: Final = ('("', "('", "();", "::", "==", "!=", "&&", "||", "+=", "->")
 _LAST: Final = frozenset("{};,>")
 
 
-def edit_prose(text: str, edit: Callable[[str], str]) -> str:
+def edit_prose(text: str, edit: Callable[[str], str], *, unmarked: bool = True) -> str:
     """Return `text` with `edit` applied outside code, mathematics, JSON and logs.
 
-    Code is what is fenced or marked inline, what stands in an element for it, and lines that read
-    like nothing else. A text that is JSON as a whole has no prose.
+    Code is what is fenced or marked inline, what stands in an element for it, and, where `unmarked`
+    is true, lines that read like nothing else. A text that is JSON as a whole has no prose.
     """
     if text.lstrip()[:1] in ("{", "[") and _is_json(text):
         return text
-    return "".join(
-        edit(piece) if is_prose else piece for is_prose, piece in _lines(_pieces(text)) if piece
-    )
+    pieces = _pieces(text)
+    if unmarked:
+        pieces = _lines(pieces)
+    return "".join(edit(piece) if is_prose else piece for is_prose, piece in pieces if piece)
 
 
 def is_code(line: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from filters.cleaning import SAFE, clean
 
 CORPUS: Final = Path(__file__).parents[1] / "corpus" / "clean"
+GUIDE: Final = Path(__file__).parents[2] / "docs" / "clean.md"
 FEWEST: Final = 60
 SIGNATURES: Final = {
     "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
@@ -80,3 +81,10 @@ def test_the_corpus_is_large_and_says_each_thing_once(cases: list[Case]) -> None
     """A corpus that was not found would prove nothing."""
     assert len(cases) >= FEWEST
     assert len(cases) == len({case.given for case in cases})
+
+
+def test_the_examples_of_the_guide_are_true() -> None:
+    """Each text and what is left of it, one after the other."""
+    blocks = re.findall(r"```text\n(.*?)\n```", GUIDE.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) >= 8
+    assert blocks[1::2] == [clean(block) for block in blocks[::2]]
