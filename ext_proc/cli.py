@@ -58,6 +58,11 @@ COMMANDS: Final = {
         "measure what a request costs, side by side with the least it could",
         "forebay bench --quick",
     ),
+    "soak": Command(
+        "soak",
+        "run a gateway for long, and see whether anything leaks",
+        "forebay soak 100000",
+    ),
 }
 
 
