@@ -19,7 +19,7 @@ _END: Final = re.compile(
 )
 _SHORT_FORM: Final = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Mt|Gen|Col|Sgt|Rev|Hon|Gov|Sen|Rep|Capt|Lt|No|Nos|Fig|Figs"
-    r"|Eq|Sec|Ch|Vol|Art|pp?|vs|cf|al|etc|approx|dept|est|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul"
+    r"|Eq|Sec|Ch|Vol|Art|pp?|figs?|eq|vol|vs|cf|al|etc|approx|dept|est|Inc|Ltd|Co|Corp|Jan|Feb|Mar|Apr|Jun|Jul"
     r"|Aug|Sept?|Oct|Nov|Dec)|\b[A-Z]|\b[a-z]\.[a-z]|\A\s*\d{1,3})\.\Z"
 )
 _CLAUSE_END: Final = re.compile(r"[,;:，、：](?=\D)\s*")

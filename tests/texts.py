@@ -8,7 +8,7 @@ from typing import Final
 
 def _read() -> dict[str, tuple[str, int]]:
     texts: dict[str, tuple[str, int]] = {}
-    for path in sorted(Path(__file__).with_name("texts").glob("*.txt")):
+    for path in sorted(Path(__file__).with_name("counted_texts").glob("*.txt")):
         name, tokens = path.stem.split(".")
         texts[name] = (path.read_bytes().decode(), int(tokens))
     return texts
