@@ -81,6 +81,10 @@ class ParamsConfig(Config, frozen=True):
     review: bool = False
     """Answers say that a person has to look at them: `X-Forebay-Review: required`."""
 
+    def __post_init__(self) -> None:
+        if not all(map(str.strip, self.terms)):
+            raise ValueError("expected terms of at least one character")
+
 
 class ParamsFilter(Filter[ParamsConfig]):
     """Works before `cache`, so that what it sets is part of the key."""

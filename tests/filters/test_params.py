@@ -186,6 +186,12 @@ def test_inputs_to_embed_have_no_parameters() -> None:
     assert {"x-forebay-review": "required"} == exchange.client_headers
 
 
+def test_a_term_without_a_character_is_refused() -> None:
+    """It would stand everywhere."""
+    with pytest.raises(ValueError, match="at least one character"):
+        ParamsConfig(terms={" ": "nothing"})
+
+
 def test_bounds_in_the_wrong_order_are_refused() -> None:
     """Before any request comes."""
     with pytest.raises(ValueError, match="min to be at most max"):
