@@ -232,14 +232,14 @@ class Session:
 
     async def _take(self, event: Event) -> None:
         match event:
-            case Headers(Message.REQUEST_HEADERS):
+            case Body() if event.message is Message.RESPONSE_BODY:  # a stream's many chunks first
+                await self._on_response_body(event)
+            case Body():
+                await self._on_request_body(event)
+            case Headers() if event.message is Message.REQUEST_HEADERS:
                 await self._on_request_headers(event)
             case Headers():
                 await self._on_response_headers(event)
-            case Body(Message.REQUEST_BODY):
-                await self._on_request_body(event)
-            case Body():
-                await self._on_response_body(event)
             case Trailers():
                 await self._on_trailers(event)
             case _:

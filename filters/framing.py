@@ -128,6 +128,21 @@ class SseFramer(_Cutter):
         super().__init__(largest)
         self._first = True
 
+    def feed(self, data: bytes) -> list[Event]:
+        """Take the next bytes and return the events they complete."""
+        # Nearly every chunk is one event of one line, whole. Finding that out takes a tenth of the
+        # time of cutting it.
+        if (
+            data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and not (self._rest or self._transparent or b"\r" in data)
+            and SMALLEST_EVENT_BYTES <= len(data) <= min(_SLICE_BYTES, self._largest)
+            and data.find(b"\n") == len(data) - 2
+        ):
+            self._first = False
+            return [Event(data, "", data[6:-2])]
+        return super().feed(data)
+
     def _cut(self, buffer: bytes | bytearray, events: list[Event]) -> tuple[int, bool]:
         start = 0
         at = self._at

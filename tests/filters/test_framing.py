@@ -317,3 +317,15 @@ def test_a_large_event_fed_by_the_byte_is_scanned_once(
 
     short, long = len(stream) // 8, len(stream)
     assert min(seconds(long) for _ in range(2)) < 24 * min(seconds(short) for _ in range(3))
+
+
+@given(
+    st.lists(
+        st.sampled_from([b'data: {"a": "%d"}\n\n' % 10**30, b": ping\n\n", b"data: [DONE]\n\n"])
+    )
+)
+def test_a_whole_event_a_chunk_is_cut_as_in_one_piece(events: list[bytes]) -> None:
+    """The short way of chunks that are one event gives what the long way gives."""
+    one, other = SseFramer(), SseFramer()
+    chunks = [event for chunk in events for event in one.feed(chunk)]
+    assert [*other.feed(b"".join(events)), *other.close()] == [*chunks, *one.close()]
