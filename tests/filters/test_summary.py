@@ -18,13 +18,14 @@ ENGLISH: Final = (
     "The valley has four mills, and all of them are old. The Larkspur Mill has a roof of slate. "
     "Its wheel was made in 1874. The Merrow Mill has a roof of copper. Its wheel was made in 1902. "
     "Visitors come in summer, mostly by train. The path along the river is closed in winter. "
-    "Nobody may swim in the ponds. Flour is no longer ground in any of the mills. A fair is held in "
-    "May. The innkeeper does not accept cards. The bridge was painted last year. "
+    "Nobody may swim in the ponds. Flour is no longer ground in any of the mills. "
+    "A fair is held in May. The innkeeper does not accept cards. The bridge was painted last year. "
 )
 CHINESE: Final = (
-    "山谷里有四座磨坊，都很老了。青石磨坊的屋顶是石板的。它的水轮造于1874年。柳溪磨坊的屋顶是铜的。"
-    "它的水轮造于1902年。夏天游客很多，大多坐火车来。冬天河边的小路不开放。池塘里不许游泳。"
-    "现在磨坊都不再磨面粉。五月有集市。旅店不收银行卡。桥去年刷过漆。"
+    "山谷里有四座磨坊，都很老了。青石磨坊的屋顶是石板的。它的水轮造于1874年。"
+    "柳溪磨坊的屋顶是铜的。它的水轮造于1902年。夏天游客很多，大多坐火车来。"
+    "冬天河边的小路不开放。池塘里不许游泳。现在磨坊都不再磨面粉。五月有集市。"
+    "旅店不收银行卡。桥去年刷过漆。"
 )
 
 
