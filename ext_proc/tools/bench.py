@@ -51,6 +51,7 @@ LEAST_GAIN: Final = 1.7
 MOST_MISS_US: Final = 90.0
 MOST_HIT_US: Final = 60.0
 MOST_CHUNK_US: Final = 15.0
+MOST_FILTERS_US: Final = 250.0
 
 
 class Scenario(NamedTuple):
@@ -73,6 +74,9 @@ SCENARIOS: Final = {
     "raw": Scenario("no filters", "/p/raw", "server", "x-forebay-profile: raw"),
     "miss": Scenario("default, never seen before", "", "server", "x-cache: MISS"),
     "hit": Scenario("faq, seen before", "/p/faq", "server", "x-cache: HIT", unique=False),
+    "everything": Scenario(
+        "all filters, never seen", "/bench/everything", "server", "x-cache: MISS"
+    ),
     "stream": Scenario(
         f"faq, {PIECES} chunks read and kept", "/bench/stream", "server", "x-cache: MISS",
         stream=True,
@@ -487,6 +491,10 @@ def _goals(report: dict[str, Any]) -> list[Goal]:
         goals.append(Goal("profile default, a miss", miss, MOST_MISS_US, " us"))
     if hit := us("hit"):
         goals.append(Goal("profile faq, a hit", hit, MOST_HIT_US, " us"))
+    raw, everything = us("raw"), us("everything")
+    if raw and everything:
+        what = "all filters, above the profile without"
+        goals.append(Goal(what, everything - raw, MOST_FILTERS_US, " us"))
     short, long = us("stream"), us("long")
     if short and long:
         chunk = (long - short) / (LONG_PIECES - PIECES)

@@ -49,6 +49,11 @@ REPLY: Final = {
     ],
     "usage": {"prompt_tokens": 300, "completion_tokens": 160, "total_tokens": 460},
 }
+EVERYTHING: Final[dict[str, Any]] = {
+    # All that looks at a prompt, with what the shipped profiles set; `think` would ask a model.
+    **{name: {} for name in ("clean", "shape", "cache", "classify", "budget", "route")},
+    "params": {"temperature": {"max": 0.3}, "max_tokens": 4096, "glossary": ["medical"]},
+}
 # Environment of the server: what the user's shell says must not reach it.
 _ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "",
@@ -230,8 +235,10 @@ def _gateway(
     manager = _manager(tree)
     manager["tracing"] = _manager(shipped)["tracing"]
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
-    faq = {"grpc_initial_metadata": [{"key": "x-forebay-profile", "value": "faq"}]}
+    tree["node"]["metadata"]["forebay"]["profiles"]["everything"] = EVERYTHING
+    faq, everything = _profile("faq"), _profile("everything")
     routes[:0] = [
+        _route("/bench/everything/", "full", everything),
         _route("/bench/stream/", "streamer", faq),
         _route("/bench/long/", "streamer", faq, rewrite=LONG),
         _route("/bench/held/", "streamer", faq, rewrite=HELD),
@@ -256,6 +263,10 @@ def _manager(tree: dict[str, Any]) -> dict[str, Any]:
     (listener,) = (one for one in tree["static_resources"]["listeners"] if one["name"] == "ingress")
     manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager
+
+
+def _profile(name: str) -> dict[str, Any]:
+    return {"grpc_initial_metadata": [{"key": "x-forebay-profile", "value": name}]}
 
 
 def _service(cluster: str) -> dict[str, Any]:

@@ -153,8 +153,8 @@ def test_the_cpu_clock_counts_a_process() -> None:
 @pytest.mark.parametrize(
     ("words", "rounds", "slice_s"),
     [
-        ((), 5, 2.5),
-        (("--quick",), 3, 20 / 24),
+        ((), 5, 100 / 45),
+        (("--quick",), 3, 20 / 27),
         (("--seconds", "60", "--scenarios", "noop-grpc,hit"), 13, 60 / 26),
     ],
 )
@@ -174,7 +174,7 @@ def test_an_unknown_scenario_is_told_with_those_there_are(
     with pytest.raises(SystemExit):
         parser.parse_args(["--scenarios", "plain,mis"])
     assert (
-        'expected some of plain, noop-grpc, noop-native, raw, miss, hit, stream, long, got "mis"'
+        'expected some of plain, noop-grpc, noop-native, raw, miss, hit, everything, stream, long, got "mis"'
         in (capsys.readouterr().err)
     )
 
