@@ -94,6 +94,7 @@ class Link(asyncio.Protocol):
             while (output := core.output()) and self._transport is not None:
                 self._transport.write(output)
         except Exception as error:  # noqa: BLE001 - a bug of ours ends this connection only
+            turns.rest()
             self._server.broke(error)
             self.abort()
         core.attended = False

@@ -40,33 +40,26 @@ class Turn(asyncio.Future[None]):
     _cancelling = 0
     _must_cancel = False
 
-    def inside(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something as the current task, in the turn's context."""
-        loop = self.get_loop()
-        outer = None
-        try:
-            _enter(loop, self)
-        except RuntimeError:  # a task called what called us, as a test does
-            outer = tasks.current_task(loop)
-            _leave(loop, outer)
-            _enter(loop, self)
-        try:
-            self._context.run(call, *arguments)
-        finally:
-            _leave(loop, self)
-            if outer is not None:
-                _enter(loop, outer)
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nobody asked to cancel it."""
+        return not (self._must_cancel or self._cancelling)
 
-    def hold(self, stream: TurnStream, work: Work, resume: Resume) -> None:
+    def hold(
+        self, stream: TurnStream, work: Work, context: contextvars.Context, resume: Resume
+    ) -> None:
         """Become visible as a task: `work` waits, and `resume` is to let it `go_on`."""
         self.stream = stream
         self._work = work
+        self._context = context
         self._resume = resume
         _register(self)
 
     def go_on(self, error: BaseException | None) -> Any:
         """Go on with the outcome of what was waited for; return what is waited for next."""
-        return self._work.send(None) if error is None else self._work.throw(error)
+        if error is None:
+            return self._context.run(self._work.send, None)
+        return self._context.run(self._work.throw, error)
 
     def let_go(self) -> None:
         """Be over."""
@@ -168,6 +161,10 @@ class Turns:
         self._go_on: Final = go_on
         self._broke: Final = broke
         self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
+        self._spare = Turn(loop=loop)
+        """The task of calls that did not wait so far: the first that does takes it."""
+        self._current: Turn | None = None
+        self._outer: Any = None
         self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
 
     def take(self, stream: TurnStream, what: bytes | End) -> None:
@@ -194,26 +191,51 @@ class Turns:
             else:
                 stream.over = True
                 work = handler(stream, None)
-            turn = Turn(loop=self._loop)
-            turn._context = contextvars.copy_context()  # noqa: SLF001 - an __init__ costs 0.3 us
-            turn.inside(self._begin, turn, stream, work)
+            self._begin(stream, work)
             if stream.turn is not None:
                 return
             what = self._next(stream)
 
-    def _begin(self, turn: Turn, stream: TurnStream, work: Work) -> None:
+    def _begin(self, stream: TurnStream, work: Work) -> None:
+        spare = self._spare
+        if self._current is not spare:
+            self._enter(spare)
+        context = contextvars.copy_context()
         try:
-            waited = work.send(None)
+            waited = context.run(work.send, None)
         except (StopIteration, asyncio.CancelledError):
-            turn.set_result(None)
+            pass
         except Exception as error:  # noqa: BLE001 - whatever it is, its stream ends
-            turn.set_result(None)
             self._fail(stream, error)
         else:
-            stream.turn = turn
-            self._waiting.add(turn)
-            turn.hold(stream, work, self._resume)
-            turn.wait_for(waited)
+            stream.turn = spare
+            self._waiting.add(spare)
+            spare.hold(stream, work, context, self._resume)
+            self._spare = Turn(loop=self._loop)
+            spare.wait_for(waited)
+            return
+        if not spare.is_fresh:
+            spare.set_result(None)
+            self._spare = Turn(loop=self._loop)
+
+    def _enter(self, turn: Turn) -> None:
+        """Make a turn the current task until another is, or until `rest`."""
+        if self._current is not None:
+            _leave(self._loop, self._current)
+        else:
+            self._outer = tasks.current_task(self._loop)
+            if self._outer is not None:  # a task called what called us, as a test does
+                _leave(self._loop, self._outer)
+        _enter(self._loop, turn)
+        self._current = turn
+
+    def rest(self) -> None:
+        """Leave the current turn; to be called when nothing more is handed over for now."""
+        if self._current is not None:
+            _leave(self._loop, self._current)
+            self._current = None
+            if self._outer is not None:
+                _enter(self._loop, self._outer)
 
     def _fail(self, stream: TurnStream, error: Exception) -> None:
         self._broke(error)
@@ -238,7 +260,8 @@ class Turns:
         self._go_on(partial(self._step, turn, error))
 
     def _step(self, turn: Turn, error: BaseException | None) -> Iterable[Event[TurnStream]]:
-        turn.inside(self._call_on, turn, error)
+        self._enter(turn)
+        self._call_on(turn, error)
         if turn.done():
             stream = turn.stream
             stream.turn = None
@@ -278,3 +301,5 @@ class Turns:
                         told.set_result(None)
                 elif not told.done():
                     self._wanting.append((stream, told))
+        if self._current is not None:
+            self.rest()
