@@ -160,13 +160,13 @@ class Telemetry:
         profile, quality = facts.profile, facts.quality
         dialect = facts.dialect.name if facts.dialect else "none"
         metrics.requests[profile, dialect, quality, facts.outcome].inc()
-        metrics.exchanges[profile, quality, facts.outcome].observe(elapsed_ns / 1e9)
+        metrics.exchanges.observe((profile, quality, facts.outcome), elapsed_ns)
         for stage, stage_ns in facts.stages:
-            metrics.stages[(stage,)].observe(stage_ns / 1e9)
+            metrics.stages.observe((stage,), stage_ns)
         if facts.first_token_ns:
-            metrics.ttft[profile, quality].observe(facts.first_token_ns / 1e9)
+            metrics.ttft.observe((profile, quality), facts.first_token_ns)
         if facts.token_gaps_ns:
-            metrics.gaps.observe((profile, quality), facts.token_gaps_ns)
+            metrics.gaps.observe_all((profile, quality), facts.token_gaps_ns)
         if facts.usage is not None:
             usage = facts.usage
             for direction, tokens in (
@@ -218,7 +218,7 @@ class Telemetry:
     def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
         """Count a question of Forebay's own to a cluster; `answered`, or why it came to nothing."""
         self.metrics.upstream[cluster, outcome].inc()
-        self.metrics.upstream_seconds[(cluster,)].observe(seconds)
+        self.metrics.upstream_seconds.observe((cluster,), round(seconds * 1e9))
 
     def config_reloaded(self, *, good: bool) -> None:
         """Count a change of the settings file, taken or refused."""

@@ -22,7 +22,7 @@ from prometheus_client import Counter
 from ext_proc.session import Facts
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
-from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, GapHistogram
+from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, Histogram
 from ext_proc.telemetry.telemetry import MOST_WAITING, WRITE_AFTER_S, Later
 from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
 from filters.api import Cut, Finish, Outcome, Task, Usage
@@ -450,8 +450,9 @@ def test_the_first_token_and_the_gaps_are_timed_where_they_are_seen(books: Books
 @given(st.lists(st.integers(0, 20_000_000_000), min_size=1))
 def test_gaps_fall_into_the_buckets_that_hold_them(gaps_ns: list[int]) -> None:
     """A bucket counts all values up to its bound, as Prometheus has it."""
-    histogram = GapHistogram("gaps", "Gaps", ("profile",))
-    histogram.observe(("default",), gaps_ns)
+    histogram = Histogram("gaps", "Gaps", ("profile",), GAP_BOUNDS_S)
+    histogram.observe_all(("default",), gaps_ns[1:])
+    histogram.observe(("default",), gaps_ns[0])
     (family,) = histogram.collect()
     counted = {s.labels["le"]: s.value for s in family.samples if s.name == "gaps_bucket"}
     expected = {
@@ -560,10 +561,10 @@ def test_the_running_version_is_shown(books: Books) -> None:
 def test_label_values_without_end_share_one_series() -> None:
     """Whatever goes wrong with a label, the memory stays bounded."""
     counter = Counter("sample", "A sample", ["label"], registry=None)
-    children, histogram = Children(counter), GapHistogram("gaps", "Gaps", ("label",))
+    children, histogram = Children(counter), Histogram("gaps", "Gaps", ("label",), (1.0,))
     for number in range(MOST_CHILDREN + 50):
         children[(str(number),)].inc()
-        histogram.observe((str(number),), [1])
+        histogram.observe((str(number),), 1)
     (counted,), (gaps,) = counter.collect(), histogram.collect()
     totals = {s.labels["label"]: s.value for s in counted.samples if s.name == "sample_total"}
     sums = {s.labels["label"]: s.value for s in gaps.samples if s.name == "gaps_count"}
