@@ -226,11 +226,23 @@ def clusters_in(config: msgspec.Struct) -> list[tuple[str, str]]:
 
 def pools_in(config: msgspec.Struct) -> list[str]:
     """Return the pools that settings name."""
-    return [
-        getattr(config, field.name)
-        for field in _fields(type(config)).values()
-        if _kind(field.type)[1].get("names") == "pool"
-    ]
+    named: list[str] = []
+    for field in _fields(type(config)).values():
+        value = getattr(config, field.name)
+        if isinstance(value, msgspec.Struct):
+            named += pools_in(value)
+        elif isinstance(value, str) and _names_pool(field.type):
+            named.append(value)
+    return named
+
+
+def _names_pool(kind: Any) -> bool:
+    """Tell whether a field of this type names a pool, optional or not."""
+    return any(
+        _kind(one)[1].get("names") == "pool"
+        for one in (kind, *typing.get_args(kind))
+        if one is not type(None)
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

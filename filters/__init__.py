@@ -5,6 +5,7 @@ from typing import Any, Final
 from filters.api import Filter
 from filters.budget import BudgetFilter
 from filters.cache import CacheFilter
+from filters.classify import ClassifyFilter
 from filters.clean import CleanFilter
 from filters.params import ParamsFilter
 from filters.route import RouteFilter
@@ -17,6 +18,7 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "shape": ShapeFilter,
     "params": ParamsFilter,
     "cache": CacheFilter,
+    "classify": ClassifyFilter,
     "budget": BudgetFilter,
     "think": ThinkFilter,
     "route": RouteFilter,

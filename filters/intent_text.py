@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 EDGE_CHARS: Final = 200  # an instruction stands at either end of a prompt; 0.1 us a character
+CHINESE_EDGE_CHARS: Final = 80  # say as much
 
+_CLAUSE: Final = "^"
 _ALONE: Final = "=(){}[]<>+*/%$"
 """Each stands alone, as a word does."""
 _TABLE: Final = str.maketrans(
@@ -15,21 +17,19 @@ _TABLE: Final = str.maketrans(
     | dict.fromkeys("？", "?")
     | dict.fromkeys("€£¥", "$")
     | dict.fromkeys("123456789", "0")
-    | dict.fromkeys("\t\r-_.\"'`“”‘’「」《》（）【】…#|~@&\\", " ")
+    | dict.fromkeys("\t\r-_.\"'`“”‘’「」《》（）【】…#|~@&\\", " ")  # noqa: RUF001 - quotes as people write them
 )
 _LATIN: Final = re.compile("[a-z0àáâäãåæçèéêëìíîïñòóôöøùúûüß]+")
 _HAN: Final = re.compile("[\u3400-\u9fff]")
 
 
 def edges(texts: Sequence[str]) -> str:
-    """Return the first and the last characters of what somebody said in `texts`."""
-    if len(texts) == 1 and len(texts[0]) <= 2 * EDGE_CHARS:
-        return texts[0]
+    """Return the first and the last characters of what somebody said in `texts`, at least one."""
     first, last = texts[0], texts[-1]
-    if len(texts) == 1:
-        return f"{first[:EDGE_CHARS]}\n{last[-EDGE_CHARS:]}"
-    head, tail = first[:EDGE_CHARS], last[-EDGE_CHARS:]
-    return f"{head}\n{tail}"
+    edge = CHINESE_EDGE_CHARS if _HAN.search(first, 0, EDGE_CHARS) else EDGE_CHARS
+    if len(texts) == 1 and len(first) <= 2 * edge:
+        return first
+    return f"{first[:edge]}\n{last[-edge:]}"
 
 
 def laid_out(text: str) -> str:
@@ -65,7 +65,7 @@ def marks(layout: str) -> Iterable[str]:
             yield f" {before} {token} " if not _HAN.match(before) else f"{before[-1]} {token} "
             if len(before) > 1 and _HAN.match(before):
                 yield f"{before[-2:]} {token} "
-        if token == "^":
+        if token == _CLAUSE:
             continue
         yield f" {token} "
         for length in (4, 6):

@@ -17,7 +17,7 @@ DOMAINS: Final = ("general", "legal", "medical", "finance", "code")
 LANGUAGES: Final = ("en", "zh")
 PER_CELL: Final = 200
 """Requests made for each intent, domain and language."""
-UNKNOWN: Final = 0.3
+UNKNOWN: Final = 0.5
 """Share of the words in general requests that are made up."""
 SEED: Final = 20_240_607
 

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import ahocorasick
 import numpy as np
 
-from filters.intent_model import Weights
+from filters.intent_model import Weights, finder_of
 from filters.intent_text import edges, laid_out, marks
 
 LEAST_SEEN: Final = 3  # a mark of fewer requests says more of them than of the task
-MOST_MARKS: Final = 24_000
+MOST_MARKS: Final = 28_000
 EPOCHS: Final = 30
 BATCH: Final = 64
 RATE: Final = 1.2
@@ -73,12 +72,14 @@ def _descend(
     domains: int,
 ) -> tuple[Any, Any]:
     """Minimise the two cross-entropies by AdaGrad over small batches."""
-    finder = ahocorasick.Automaton(ahocorasick.STORE_INTS)
-    for place, mark in enumerate(vocabulary):
-        finder.add_word(mark, place)
-    finder.make_automaton()
+    finder = finder_of(vocabulary)
     found = [
-        np.array(sorted({place for _, place in finder.iter(layout)}), dtype=np.int64)
+        np.array(
+            sorted(
+                {mark for mark, _, _ in finder.find_matches_as_indexes(layout, overlapping=True)}
+            ),
+            dtype=np.int64,
+        )
         for layout in layouts
     ]
     labels = intents + domains

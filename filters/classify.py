@@ -1,0 +1,167 @@
+"""Tell what a request asks for and of which trade it is, and send it to the trade's expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from filters.api import CONTINUE, Config, Exchange, Filter, Role, Task, Text, Verdict
+from filters.errors import PortError
+from filters.intent_model import Guess, IntentModel, bundled_model
+from filters.intent_rules import HIGH_RISK_DOMAINS, UNSURE, ruled
+from filters.intent_text import edges, is_chinese, laid_out
+from filters.templates import applied
+from filters.units import Duration, PoolName, SomeTime
+
+INTENT_HEADER: Final = "x-forebay-intent"
+
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Experts(Config, frozen=True):
+    """The pool of each trade that has one."""
+
+    code: PoolName | None = None
+    legal: PoolName | None = None
+    medical: PoolName | None = None
+    finance: PoolName | None = None
+
+
+class ClassifyConfig(Config, frozen=True):
+    """Who tells what a request asks for, and what follows from it."""
+
+    threshold: Share = 0.5
+    """What is less likely than this counts as not understood: intent `open`, full quality."""
+    folder: str = ""
+    """A sequence classifier in ONNX on this machine; empty: the model that comes with Forebay."""
+    deadline: SomeTime = Duration("50ms")
+    """How long the model in the folder may take; then the one that comes with Forebay decides."""
+    experts: Experts = Experts()
+    """The pools that requests of a trade go to."""
+    templates: bool = False
+    """Put what the user said last into a template made for its intent."""
+
+
+class _Answer(NamedTuple):
+    guess: Guess
+    """Its intent is the likeliest, sure or not."""
+    why: str
+
+
+class ClassifyFilter(Filter[ClassifyConfig]):
+    """Rules first, then a model; an answer that neither is sure of is treated with full care."""
+
+    name: ClassVar[str] = "classify"
+    config_type: ClassVar[type[Config]] = ClassifyConfig
+
+    @classmethod
+    def longest_wait_s(cls, config: ClassifyConfig) -> float:
+        """Wait for the model in the folder."""
+        return config.deadline if config.folder else 0.0
+
+    @classmethod
+    def prepare(cls, config: ClassifyConfig) -> Any:
+        """Read the bundled model, which also stands in for the one in the folder."""
+        return bundled_model()
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        """Set the task, tell client and operator, choose the expert and the template."""
+        texts = _asked(exchange)
+        if not texts:
+            return CONTINUE
+        text = edges([text.value for text in texts])
+        answer = await self._answer(exchange, text)
+        guess = answer.guess
+        sure = guess.score >= self.config.threshold
+        intent = guess.intent if sure else UNSURE
+        domain = guess.domain
+        expert = not sure or domain in HIGH_RISK_DOMAINS
+        sure_of_domain = guess.domain_score >= self.config.threshold
+        pool = getattr(self.config.experts, domain, None) if sure_of_domain else None
+        if pool is not None:
+            exchange.pool = pool
+            exchange.note("classify.pool", pool)
+        exchange.task = Task(intent, domain, guess.score, expert or pool is not None)
+        exchange.client_headers[INTENT_HEADER] = intent
+        exchange.note("classify.intent", intent)
+        exchange.note("classify.score", round(guess.score, 3))
+        exchange.note("classify.domain", domain)
+        exchange.note("classify.why", answer.why if sure else f"unsure: {guess.intent}")
+        if self.config.templates and sure:
+            self._put_into_template(exchange, texts, intent, domain, chinese=is_chinese(text))
+        return CONTINUE
+
+    async def _answer(self, exchange: Exchange, text: str) -> _Answer:
+        layout = laid_out(text)
+        model: IntentModel = self.prepared
+        guess = model.guess(layout)
+        if intent := ruled(layout):
+            return _Answer(guess._replace(intent=intent, score=1.0), "rule")
+        if not self.config.folder:
+            return _Answer(guess, "model")
+        try:
+            labels = await self.ports.models.classify(
+                self.config.folder, text, self.config.deadline
+            )
+        except PortError as error:
+            exchange.note("classify.folder", str(error))
+            return _Answer(guess, "model")
+        read = read_labels(labels, guess, model)
+        if read is None:
+            exchange.note("classify.folder", "none of its labels is an intent")
+            return _Answer(guess, "model")
+        return _Answer(read, "folder")
+
+    def _put_into_template(
+        self, exchange: Exchange, texts: list[Text], intent: str, domain: str, *, chinese: bool
+    ) -> None:
+        """Leave a request in several texts as it is: which of them is the document cannot be told.
+
+        So is a completion, which is no request but a beginning.
+        """
+        if len(texts) != 1 or exchange.dialect.operation == "text_completion":
+            return
+        before = texts[0].value
+        after = applied(before, intent, domain, "zh" if chinese else "en")
+        if after == before:
+            return
+        texts[0].value = after
+        estimate = self.ports.tokens.estimate
+        exchange.cut("classify.template", estimate(before), estimate(after))
+
+
+def read_labels(labels: Mapping[str, float], guess: Guess, model: IntentModel) -> Guess | None:
+    """Read labels written `intent` or `intent/domain`; None when no intent is among them.
+
+    Probabilities of one intent in several domains add up, and so do those of a domain. Where no
+    label names a domain, that of `guess` stays.
+    """
+    intents = dict.fromkeys(model.intents, 0.0)
+    domains = dict.fromkeys(model.domains, 0.0)
+    for label, share in labels.items():
+        intent, _, domain = label.lower().replace(" ", "_").replace("-", "_").partition("/")
+        if intent in intents:
+            intents[intent] += share
+            if domain in domains:
+                domains[domain] += share
+    intent = max(intents, key=intents.__getitem__)
+    if not intents[intent]:
+        return None
+    domain = max(domains, key=domains.__getitem__)
+    if not domains[domain]:
+        return guess._replace(intent=intent, score=intents[intent])
+    return Guess(intent, intents[intent], domain, domains[domain])
+
+
+def _asked(exchange: Exchange) -> list[Text]:
+    """Return what the user said last; nothing of an exchange that asks for no answer."""
+    if exchange.dialect.operation == "embeddings":
+        return []
+    for turn in reversed(exchange.prompt.turns()):
+        if turn.role is Role.USER:
+            texts = [text for text in turn.texts if text.role is Role.USER and text.value.strip()]
+            if texts:
+                return texts
+    return []
