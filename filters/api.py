@@ -384,6 +384,8 @@ class Task:
     """`general`, `code`, `legal`, `medical`, `finance`."""
     score: float
     """How sure the classifier is of the intent, 0 to 1."""
+    expert: bool = False
+    """It wants an expert or full care: no later filter gives it to a lesser pool."""
 
 
 @dataclass(frozen=True, slots=True)
