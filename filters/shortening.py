@@ -16,6 +16,7 @@ from filters.words import WordFinder
 LEAST_PIECE_TOKENS: Final = 24  # between code a shorter piece of prose stays
 MARK: Final = "[Summary] "
 MARK_HAN: Final = "[摘要] "
+MARK_TOKENS: Final = 4
 MOST_ORDERS_CHARS: Final = 4_000  # what a system prompt is for stands at its beginning
 _CUT: Final = "\0"  # no prose holds it
 
@@ -101,7 +102,7 @@ def extract(texts: Sequence[str], asked_from: int, orders: str, most_tokens: int
     if planned.why_not:
         return Shortened({}, 0, 0, planned.why_not)
     prose = [piece.prose for piece in planned.pieces]
-    return put(texts, planned, summarise_all(prose, most_tokens, planned.question))
+    return put(texts, planned, summarise_all(prose, most_tokens - MARK_TOKENS, planned.question))
 
 
 def put(texts: Sequence[str], planned: Plan, summaries: Sequence[str]) -> Shortened:
