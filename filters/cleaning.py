@@ -14,7 +14,7 @@ from filters.padding import drop_padding, is_template
 from filters.relevance import drop_unrelated, question_of
 from filters.repeats import drop_repeats
 from filters.spacing import drop_invisible, tidy_spacing
-from filters.wording import is_about_wording
+from filters.wording import is_about_gaps, is_about_padding, is_about_wording
 
 MOST_TAGS: Final = 8_000  # a page has some thousands; 3 us each
 MOST_PASSES: Final = 8  # one pass may uncover work for the next; text built to go on for ever stays
@@ -160,6 +160,10 @@ class Cleaning:
                 return not guards.is_about_markup
             case "media":
                 return not guards.is_about_encoding
+            case "padding":
+                return not guards.is_about_padding
+            case "zero_width" | "white_space":
+                return not guards.is_about_gaps
             case "greetings" | "repeats":
                 return not (passage.has_author or guards.is_about_wording)
             case _:
@@ -184,6 +188,14 @@ class _Guards:
     @functools.cached_property
     def is_about_encoding(self) -> bool:
         return is_about_encoding(self._texts)
+
+    @functools.cached_property
+    def is_about_padding(self) -> bool:
+        return is_about_padding(self._texts)
+
+    @functools.cached_property
+    def is_about_gaps(self) -> bool:
+        return is_about_gaps(self._texts)
 
     @functools.cached_property
     def is_about_wording(self) -> bool:

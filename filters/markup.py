@@ -106,12 +106,15 @@ def is_about_markup(texts: Iterable[str], systems: Iterable[str] = ()) -> bool:
     of what is said are looked at. Of `systems`, system prompts, a few plain words count.
     """
     return any(
-        _ABOUT_MARKUP.first(said[:_ENDS_CHARS]) or _ABOUT_MARKUP.first(said[-_ENDS_CHARS:])
+        said is None
+        or _ABOUT_MARKUP.first(said[:_ENDS_CHARS])
+        or _ABOUT_MARKUP.first(said[-_ENDS_CHARS:])
         for said in map(_said_around, texts)
     ) or any(_WORKS_ON_MARKUP.first(system[:_ENDS_CHARS]) for system in systems)
 
 
-def _said_around(text: str) -> str:
+def _said_around(text: str) -> str | None:
+    """Return what is said around tags; None where they hold nothing else to be about."""
     if "<" not in text:
         return text
     bare = _bare(text)
@@ -119,7 +122,12 @@ def _said_around(text: str) -> str:
     if first is None or last is None:
         return bare
     around = f"{bare[: first.start()]} {bare[last.end() :]}"
-    return around if any(map(str.isalnum, around)) else _TAG.sub(" ", bare)
+    if not any(map(str.isalnum, around)):
+        return _TAG.sub(" ", bare)
+    page = bare[first.start() : last.end()]
+    if last[0][1] != "/" or any(map(str.isalnum, _TAG.sub("", page))):
+        return around
+    return None
 
 
 def strip_markup(text: str) -> str:

@@ -36,6 +36,21 @@ _ABOUT_WORDING: Final = WordFinder(
         "用英文", "用中文", "用日语", "用法语", "英文怎么说", "怎么说",
     ]
 )  # fmt: skip
+_ABOUT_GAPS: Final = WordFinder(
+    [
+        "spaces", "whitespace", "whitespaces", "white space", "blank lines", "empty lines",
+        "line breaks", "newlines", "indent", "indented", "indentation", "trailing", "zero-width",
+        "zero width", "invisible", "hidden characters", "unicode", "ascii art", "空格", "空白",
+        "缩进", "空行", "换行", "零宽", "不可见",
+    ]
+)  # fmt: skip
+_ABOUT_PADDING: Final = WordFinder(
+    [
+        "token", "tokens", "tokenizer", "tokeniser", "tokenization", "padding", "vocabulary",
+        "separator", "separators", "divider", "dashes", "asterisks", "dots", "ascii art", "分词",
+        "词表", "填充", "分隔", "破折号", "省略号",
+    ]
+)  # fmt: skip
 _ENDS_CHARS: Final = 1_000  # a task stands before or behind what it is about
 
 
@@ -44,7 +59,20 @@ def is_about_wording(texts: Iterable[str]) -> bool:
 
     Only the beginning and the end of a text are looked at.
     """
+    return _speaks_of(_ABOUT_WORDING, texts)
+
+
+def is_about_gaps(texts: Iterable[str]) -> bool:
+    """Tell likewise whether it asks about white space or characters that nobody sees."""
+    return _speaks_of(_ABOUT_GAPS, texts)
+
+
+def is_about_padding(texts: Iterable[str]) -> bool:
+    """Tell likewise whether it asks about a model's tokens or rows of marks."""
+    return _speaks_of(_ABOUT_PADDING, texts)
+
+
+def _speaks_of(words: WordFinder, texts: Iterable[str]) -> bool:
     return any(
-        _ABOUT_WORDING.first(text[:_ENDS_CHARS]) or _ABOUT_WORDING.first(text[-_ENDS_CHARS:])
-        for text in texts
+        words.first(text[:_ENDS_CHARS]) or words.first(text[-_ENDS_CHARS:]) for text in texts
     )
