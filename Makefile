@@ -52,8 +52,9 @@ dev: $(VENV)/.dev ## Add the tools that check and test call
 run: $(VENV)/.runtime ## Start the gateway on :8001 (ARGS="--upstream URL --redis URL")
 	@exec $(BIN)/forebay up $(ARGS)
 
-bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, side by side
+bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, and what shorter prompts keep
 	@$(BIN)/forebay bench $(ARGS)
+	@$(BIN)/forebay bench --facts
 
 soak: $(VENV)/.runtime ## Answer a million requests and see whether anything leaks (ARGS="100000")
 	@$(BIN)/forebay soak $(ARGS)

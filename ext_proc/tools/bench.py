@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.config import Transport
+from ext_proc.tools import bench_facts
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, Setup, set_up
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
@@ -103,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     transports = [str(transport) for transport in Transport]
     add("--transport", choices=transports, help="of Forebay (as shipped)")
+    add("--facts", action="store_true", help="measure what shorter prompts keep, and nothing else")
 
 
 def _names(text: str) -> list[str]:
@@ -119,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
     if not output.parent.is_dir():
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    if arguments.facts:
+        return bench_facts.run(output.with_name(f"{output.stem}-facts.svg"))
     plan = Plan.of(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     report = _report(plan, asyncio.run(_measure(plan, Progress(plan))))

@@ -136,6 +136,15 @@ def _exchange(case: Case) -> Exchange:
     )
 
 
+def run(picture: Path) -> int:
+    """Measure, print, and draw the curve into `picture`; return 1 when a goal is missed."""
+    rows = asyncio.run(measure())
+    print("\n".join(table(rows)))
+    picture.write_text(plot(rows), encoding="utf-8")
+    print(f"the curve: {picture}")
+    return 0 if good(rows) else 1
+
+
 def good(rows: Sequence[Row]) -> bool:
     """Tell whether both goals are met at the usual size, in each language and sort."""
     usual = [row for row in rows if row.summary == USUAL]
@@ -235,8 +244,3 @@ def _axes(across: Callable[[float], float], up: Callable[[float], float], most: 
         'stroke-dasharray="4 3"><title>goal: above and left of it</title></path>'
     )
     return parts
-
-
-def write_plot(rows: Sequence[Row], path: Path) -> None:
-    """Write the plot to a file."""
-    path.write_text(plot(rows), encoding="utf-8")

@@ -45,14 +45,16 @@ def is_kept(case: Case, prompt: str) -> bool:
     Where the sentence does not name its subject, the name must stand before it, and no other
     subject's name between.
     """
-    at = prompt.find(case.fact.sentence)
-    if at < 0:
-        return False
-    if case.fact.names_subject:
-        return True
-    before = prompt[:at].lower()
-    name = before.rfind(case.fact.subject.lower())
-    return name >= 0 and name > max(before.rfind(other.lower()) for other in case.others)
+    lower = prompt.lower()
+    sentence = case.fact.sentence.lower()
+    at = lower.find(sentence)
+    while at >= 0:
+        name = lower.rfind(case.fact.subject.lower(), 0, at)
+        others = (lower.rfind(other.lower(), 0, at) for other in case.others)
+        if case.fact.names_subject or name > max(others, default=-1):
+            return True
+        at = lower.find(sentence, at + 1)  # of another subject the same may be true
+    return False
 
 
 def made_cases(language: Language, seed: int, documents: int, each: int) -> list[Case]:
