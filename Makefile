@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench soak jaeger docs pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench soak train jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -58,6 +58,9 @@ bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, and what sho
 
 soak: $(VENV)/.runtime ## Answer a million requests and see whether anything leaks (ARGS="100000")
 	@$(BIN)/forebay soak $(ARGS)
+
+train: $(VENV)/.dev ## Train the bundled classifier and print how often it is right
+	@$(BIN)/python -m ext_proc.tools.train --write $(ARGS)
 
 jaeger: ## Build Jaeger with Go and start it (query API, OTLP ports)
 	@.ci/jaeger run

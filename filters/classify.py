@@ -74,7 +74,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         text = edges([text.value for text in texts])
         answer = await self._answer(exchange, text)
         guess = answer.guess
-        sure = guess.score >= self.config.threshold
+        sure = guess.score >= self.config.threshold and any(map(str.isalnum, text))
         intent = guess.intent if sure else UNSURE
         domain = guess.domain
         expert = not sure or domain in HIGH_RISK_DOMAINS

@@ -13,8 +13,8 @@ HIGH_RISK_DOMAINS: Final = frozenset({"legal", "medical", "finance"})
 """A wrong answer costs health, rights or money."""
 
 _POLITE: Final = (
-    "(?:(?:please|kindly|can you|could you|would you|hi|hello|请|请你|帮我|请帮我|麻烦|麻烦你|你好)"
-    " (?:\\^ )?)*"
+    "(?:(?:please|kindly|can you|could you|would you|hi|hello) (?:\\^ )?"
+    "|(?:你好 \\^ )?[请你帮我麻烦]{1,5})*"
 )
 _SOME: Final = "(?:the|all|every|some|any|out|me|0|two|three|four|five|six|seven|eight|nine|ten)"
 # A word decides where a clause opens with it: who asks how to summarise wants no summary.

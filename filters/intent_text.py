@@ -68,7 +68,7 @@ def marks(layout: str) -> Iterable[str]:
         if token == _CLAUSE:
             continue
         yield f" {token} "
-        for length in (4, 6):
+        for length in (5, 7):
             if len(token) > length:
                 yield f" {token[:length]}"
         if place > 1 and tokens[place - 2] == "^":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
-from filters.api import CONTINUE, Config, Exchange, Filter, Role, Verdict
+from filters.api import CONTINUE, Config, Exchange, Filter, Role, Task, Turn, Verdict
 from filters.bounds import is_too_much
+from filters.intent_rules import LOW_RISK_INTENTS
 from filters.units import PoolName
 from filters.words import HIGH_RISK, LOW_RISK, WordFinder
 
@@ -24,21 +25,22 @@ class RouteConfig(Config, frozen=True):
 
 
 class RouteFilter(Filter[RouteConfig]):
-    """Looks at words: a low-risk one in the last question, no high-risk one in any."""
+    """Low risk is what `classify` says or, without it, a word of the last question.
+
+    One high-risk word anywhere in the prompt outweighs it.
+    """
 
     name: ClassVar[str] = "route"
     config_type: ClassVar[type[Config]] = RouteConfig
 
     async def on_request(self, exchange: Exchange) -> Verdict:
-        """Choose the pool and note the word that decided."""
+        """Choose the pool and note what decided."""
         if not self.config.downgrade:
             return CONTINUE
         turns = exchange.prompt.turns()
-        last = next((turn for turn in reversed(turns) if turn.role is Role.USER), None)
-        if last is None:
-            return CONTINUE
-        asked = [text.value for text in last.texts]
-        if is_too_much(asked) or not (low := _first(_LOW, asked)):
+        task = exchange.task
+        low = _low_risk_word(turns) if task is None else _low_risk_task(task)
+        if low is None:
             return CONTINUE
         said = [text.value for turn in turns for text in turn.texts]
         if is_too_much(said):
@@ -49,6 +51,19 @@ class RouteFilter(Filter[RouteConfig]):
             exchange.pool = self.config.pool
             exchange.note("route.why", f"low risk: {low}")
         return CONTINUE
+
+
+def _low_risk_task(task: Task) -> str | None:
+    """Return the intent if a lesser pool may serve it; a task of an expert stays with him."""
+    return task.intent if task.intent in LOW_RISK_INTENTS and not task.expert else None
+
+
+def _low_risk_word(turns: Sequence[Turn]) -> str | None:
+    last = next((turn for turn in reversed(turns) if turn.role is Role.USER), None)
+    if last is None:
+        return None
+    asked = [text.value for text in last.texts]
+    return None if is_too_much(asked) else _first(_LOW, asked)
 
 
 def _first(words: WordFinder, texts: Iterable[str]) -> str | None:

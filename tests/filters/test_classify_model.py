@@ -1,0 +1,153 @@
+"""The bundled model: how often it is right, where nothing was learnt by heart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import resources
+from typing import Final
+
+import pytest
+
+from ext_proc.tools.train import DATA, GOAL, right_domains, right_intents, tried
+from ext_proc.tools.train_data import DOMAINS, LANGUAGES, make_requests, read_split
+from filters.intent_model import MODEL_FILE, bundled_model
+from filters.intent_rules import ruled
+from filters.intent_text import (
+    CHINESE_EDGE_CHARS,
+    EDGE_CHARS,
+    edges,
+    is_chinese,
+    laid_out,
+    marks,
+)
+from filters.templates import template
+
+MOST_BYTES: Final = 2_000_000
+SPLITS: Final = ("dev", "test")
+
+
+@pytest.mark.slow
+def test_nine_of_ten_held_out_requests_and_more_are_told() -> None:
+    """At least 92 % of intents and of domains, written by hand and never trained on."""
+    held_out = tried(bundled_model(), "test")
+    assert len(held_out) >= 300
+    assert right_intents(held_out) >= GOAL
+    assert right_domains(held_out) >= GOAL
+
+
+def test_the_held_out_requests_are_balanced() -> None:
+    """Each language has the same of each intent, and of each domain at least 20."""
+    requests = read_split(DATA / "intents", "test")
+    for language in LANGUAGES:
+        own = [one for one in requests if one.language == language]
+        assert {12} == set(Counter(one.intent for one in own).values())
+        assert min(Counter(one.domain for one in own).values()) >= 20
+        assert set(DOMAINS) == {one.domain for one in own}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_request_of_another_split_is_trained_on(split: str) -> None:
+    """Neither word for word nor with other punctuation."""
+    trained = {laid_out(one.text) for one in make_requests(DATA / "intents")}
+    greetings = {
+        one.text for one in read_split(DATA / "intents", split) if one.intent == "greeting"
+    }
+    again = {
+        one.text
+        for one in read_split(DATA / "intents", split)
+        if laid_out(one.text) in trained and one.text not in greetings
+    }
+    assert set() == again
+
+
+def test_the_training_data_is_the_same_every_time() -> None:
+    """Chance has a seed."""
+    assert make_requests(DATA / "intents", 2) == make_requests(DATA / "intents", 2)
+
+
+def test_the_model_is_small() -> None:
+    """Under 2 MB in the package."""
+    data = resources.files("filters").joinpath("data", MODEL_FILE).read_bytes()
+    assert len(data) < MOST_BYTES
+
+
+def test_every_intent_has_a_template_in_both_languages() -> None:
+    """Each has the slot for the user's words exactly once."""
+    for intent in bundled_model().intents:
+        for language in LANGUAGES:
+            text = template(intent, language)
+            assert text is not None
+            assert 1 == text.count("{prompt}")
+    assert template("no_such_intent", "en") is None
+
+
+def test_a_text_without_a_known_mark_is_a_toss_up() -> None:
+    """No label is likely."""
+    guess = bundled_model().guess("")
+    assert guess.score < 0.5
+    assert guess.domain_score < 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("", " ^  ^ "),
+        ("Is it 3.5?", " ^ is it 0 0 ? ^ ^ "),
+        ("Sum up. Now!", " ^ sum up ^ now ^ ^ "),
+        ("用Python写一个函数，谢谢。", " ^ 用 python 写一个函数 ^ 谢谢 ^ ^ "),
+        ("a=b{c}", " ^ a = b { c } ^ "),
+    ],
+)
+def test_a_layout_shows_words_clauses_and_numbers(text: str, layout: str) -> None:
+    """What a mark is made of."""
+    assert layout == laid_out(text)
+
+
+def test_marks_are_parts_of_the_layout() -> None:
+    """So that what was learnt is what is found."""
+    for text in ("Please list all the rivers in Peru?", "请把这份合同翻译成英文。OK？", "写Go代码"):
+        layout = laid_out(text)
+        assert [] == [mark for mark in marks(layout) if mark not in layout]
+
+
+def test_both_ends_of_what_was_said_are_looked_at() -> None:
+    """As much of Chinese as says as much."""
+    long = "a" * 1_000 + "b" * 1_000
+    assert "a" * EDGE_CHARS + "\n" + "b" * EDGE_CHARS == edges([long])
+    assert "请" * CHINESE_EDGE_CHARS + "\n" + "b" * CHINESE_EDGE_CHARS == edges(
+        ["请" * 1_000, long]
+    )
+    assert "short" == edges(["short"])
+
+
+@pytest.mark.parametrize(
+    ("text", "chinese"),
+    [("请总结", True), ("请用 Python 写代码", True), ("What does 你好 mean in English?", False)],
+)
+def test_the_language_is_the_writers(text: str, chinese: bool) -> None:
+    """A quoted word does not make a text Chinese."""
+    assert chinese == is_chinese(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "intent"),
+    [
+        ("Summarise it", "summarise"),
+        ("Hi, can you please summarize this", "summarise"),
+        ("请帮我总结一下", "summarise"),
+        ("你好，请列出", "list"),
+        ("How many are there?", "count"),
+        ("Is it wet? Yes or no?", "yes_no"),
+        ("Thanks!", "greeting"),
+        ("翻译成英文：你好", "translate"),
+        ("How do I summarise a book?", None),
+        ("List comprehensions are slow, why?", None),
+        ("Hello world in C", None),
+        ("怎么总结一本书？", None),
+        ("translate3d is slow in CSS", None),
+    ],
+)
+def test_a_rule_decides_only_clear_cases(text: str, intent: str | None) -> None:
+    """The word must open the request, behind politeness at most."""
+    assert intent == ruled(laid_out(text))
