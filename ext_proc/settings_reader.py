@@ -238,10 +238,11 @@ def pools_in(config: msgspec.Struct) -> list[str]:
 
 def _names_pool(kind: Any) -> bool:
     """Tell whether a field of this type names a pool, optional or not."""
+    info = inspect.type_info(kind)
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
     return any(
-        _kind(one)[1].get("names") == "pool"
-        for one in (kind, *typing.get_args(kind))
-        if one is not type(None)
+        isinstance(member, inspect.Metadata) and (member.extra or {}).get("names") == "pool"
+        for member in members
     )
 
 

@@ -146,10 +146,10 @@ def test_an_exchange_is_one_line_that_says_what_is_known(books: Books) -> None:
 
 def test_the_line_says_what_was_cut_and_asked_for(books: Books) -> None:
     """Tokens before and after, summed by rule."""
-    books.end(facts(cuts=CUTS, task=Task("translate", "legal", 0.93)))
+    books.end(facts(cuts=CUTS, task=Task("translate", "legal", 0.93, expert=True)))
     (line,) = books.lines
     assert {"clean.html": [110, 45], "shape.rounds": [900, 128]} == line["cuts"]
-    assert {"intent": "translate", "domain": "legal", "score": 0.93} == line["task"]
+    assert {"intent": "translate", "domain": "legal", "score": 0.93, "expert": True} == line["task"]
 
 
 def test_what_is_not_known_is_left_out(books: Books) -> None:
