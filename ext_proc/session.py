@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, assert_never
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ from ext_proc.codec import (
     Trailers,
 )
 from ext_proc.conversation import Message, Phase, advance
+from ext_proc.waiting import told_before_waiting
 from filters.api import (
     Answer,
     Clock,
@@ -304,8 +306,10 @@ class Session:
         facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes
         facts.stages, facts.cuts = run.timings, exchange.cuts
         if patience_s := profile.pipeline.patience_s:
-            await self._peer.send(Extend(patience_s))
-        answer = await run.request(exchange)
+            long = partial(self._peer.send, Extend(patience_s))
+            answer = await told_before_waiting(run.request(exchange), long)
+        else:
+            answer = await run.request(exchange)
         if answer is not None:
             await self._answer(exchange, answer)
             return

@@ -96,7 +96,7 @@ class Lose(Filter[Config]):
 
 
 class Wait(Filter[Config]):
-    """May wait for two seconds, and says under which trace."""
+    """May wait for two seconds, does so for streams, and says under which trace."""
 
     name: ClassVar[str] = "wait"
     config_type: ClassVar[type[Config]] = Config
@@ -107,6 +107,8 @@ class Wait(Filter[Config]):
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         exchange.note("trace", exchange.traceparent)
+        if exchange.prompt.stream:
+            await PortWait("work")
         return CONTINUE
 
 
@@ -247,12 +249,13 @@ def nested(levels: int) -> bytes:
 
 
 def test_a_long_wait_is_told_to_the_proxy_before_it_begins() -> None:
-    """Once, in front of the reply to the body; a profile that does not wait says nothing."""
+    """Once, in front of the reply to the body; a request that does not wait costs no message."""
     made = stage()
     made.open("wait")
-    assert [Pass, Extend, Forward] == [type(command) for command in made.receive(*request())]
+    streamed = made.receive(*request(b'{"model": "m", "stream": true, "messages": []}'))
+    assert [Pass, Extend, Forward] == [type(command) for command in streamed]
     assert Extend(2.0 + SPARE_S) == made.peer.commands[1]
-    made.open("hold")
+    made.open("wait")
     assert [Pass, Forward] == [type(command) for command in made.receive(*request())]
 
 
