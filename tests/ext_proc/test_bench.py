@@ -174,8 +174,8 @@ def test_an_unknown_scenario_is_told_with_those_there_are(
     with pytest.raises(SystemExit):
         parser.parse_args(["--scenarios", "plain,mis"])
     assert (
-        'expected some of plain, noop-grpc, noop-native, raw, miss, hit, everything, stream, long, got "mis"'
-        in (capsys.readouterr().err)
+        "expected some of plain, noop-grpc, noop-native, raw, miss, hit, everything, stream, long, "
+        'got "mis"' in capsys.readouterr().err
     )
 
 
