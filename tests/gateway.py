@@ -45,6 +45,7 @@ ORPHAN_GUARD: Final = (
     "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])"
 )
+FOREBAY: Final = ("-m", "ext_proc")
 Edit: TypeAlias = Callable[[dict[str, Any]], None]
 """Changes the derived bootstrap before anything is started on it."""
 T = TypeVar("T")
@@ -223,8 +224,12 @@ class Gateway:
         otlp: str = "",
         environ: Mapping[str, str] | None = None,
         edit: Edit | None = None,
+        program: Sequence[str] = FOREBAY,
     ) -> None:
-        """Write the configuration; `pools` are other ports than the upstream's, `otlp` a URL."""
+        """Write the configuration; `pools` are other ports than the upstream's, `otlp` a URL.
+
+        `program` is what Python is to run as `forebay`.
+        """
         self.folder: Final = folder
         self.config: Final = folder / "forebay.yaml"
         self.admin_port: Final = free_port()
@@ -237,6 +242,7 @@ class Gateway:
         self.envoy_admin = ""
         self._served_from = 0
         self._upstream: Final = upstream
+        self._program: Final = program
         own = {"PATH": os.environ.get("PATH", ""), "FOREBAY_LOG_LEVEL": "INFO"}
         self._environ: Final = {**own, **(environ or {})}
         local = Local(
@@ -281,7 +287,7 @@ class Gateway:
     def start_server(self) -> Program:
         """Start the server and return once it serves."""
         self._served_from = mark = self.server_log.mark()
-        argv = (sys.executable, "-m", "ext_proc", "serve", "--config", str(self.config))
+        argv = (sys.executable, *self._program, "serve", "--config", str(self.config))
         self.server = Program(argv, self._environ, self.server_log)
         self.server_log.wait_for(lambda line: '"event":"serving"' in line, mark=mark)
         return self.server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.calls import Caller
-from tests.gateway import Edit, Gateway, Log, Upstream
+from tests.gateway import FOREBAY, Edit, Gateway, Log, Upstream
 from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, otlp_receiver
 
@@ -37,6 +37,7 @@ class Gateways:
         otlp: str = "",
         environ: dict[str, str] | None = None,
         edit: Edit | None = None,
+        program: Sequence[str] = FOREBAY,
         server: bool = True,
         envoy: bool = True,
     ) -> Iterator[Gateway]:
@@ -50,6 +51,7 @@ class Gateways:
                 otlp=otlp,
                 environ=environ,
                 edit=edit,
+                program=program,
             )
             self._opened.append(gateway)
             try:
