@@ -348,12 +348,11 @@ def _wrong_modes(route: Route, profile: ProfileSettings) -> Iterator[tuple[str, 
     )
     if wants_reply and mode.response_header_mode == HeaderMode.SKIP:
         yield "response_header_mode", "SEND", "SKIP"
-    paces = any(kind.edits_stream for kind in kinds)
-    body = BodyMode.FULL_DUPLEX_STREAMED if paces else BodyMode.NONE
-    if mode.response_body_mode != body:
-        yield "response_body_mode", _name(body), _name(mode.response_body_mode)
-    if paces and mode.response_trailer_mode != HeaderMode.SEND:
-        yield "response_trailer_mode", "SEND", _name(mode.response_trailer_mode)
+    # Forebay asks for bodies as the reply begins, also where a filter edits them. Where Envoy sends
+    # them by itself (FULL_DUPLEX_STREAMED), it has given away what came with the head before it
+    # hears that Forebay wants none, and the client gets an empty body.
+    if mode.response_body_mode != BodyMode.NONE:
+        yield "response_body_mode", "NONE", _name(mode.response_body_mode)
 
 
 # --- Routes --------------------------------------------------------------------------------------
