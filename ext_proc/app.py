@@ -39,9 +39,11 @@ from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
-from filters.errors import ConfigError
+from filters.cleaning import clean_passages
+from filters.errors import ConfigError, PortError
 from filters.pipeline import Pipeline
 
+WARM_UP_S: Final = 30.0  # on a machine that starts everything at once
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -140,6 +142,7 @@ async def running(
         except OSError as error:
             raise ConfigError("forebay.server.listen", str(error)) from None
         watching = asyncio.create_task(watcher.run())
+        warming = asyncio.create_task(warm(workers))
         not_ready = ""
         telemetry.log.info("serving", listen=settings.server.listen, admin=settings.server.admin)
         try:
@@ -148,6 +151,7 @@ async def running(
             not_ready = "draining"
             telemetry.log.info("draining", bound_s=settings.server.drain)
             watching.cancel()
+            warming.cancel()
             await server.drain(settings.server.drain)
 
 
@@ -218,6 +222,12 @@ def open_workers(telemetry: Telemetry) -> WorkerPool:
     )
     telemetry.read("workers_died", "Processes that ended before their work", lambda: workers.died)
     return workers
+
+
+async def warm(workers: WorkerPool) -> None:
+    """Start a process before it is needed: the first long prompt would wait 0.2 s for it."""
+    with contextlib.suppress(PortError):
+        await workers.run(clean_passages, (), (), (), deadline_s=WARM_UP_S)
 
 
 def counts_tokens(settings: Settings) -> bool:
