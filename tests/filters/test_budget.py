@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 
 from filters.api import CONTINUE, Cut, Exchange, Task
-from filters.bounds import MOST_CHARS
-from filters.budget import INLINE_CHARS, Backend, BudgetConfig, BudgetFilter
+from filters.budget import INLINE_CHARS, MOST_CHARS_APART, Backend, BudgetConfig, BudgetFilter
 from filters.document import encode, parse
 from filters.errors import ConfigError
 from filters.shortening import MARK
@@ -216,7 +215,7 @@ def test_tool_results_and_earlier_answers_stay() -> None:
 
 def test_what_is_too_much_stays() -> None:
     """Bounded like every filter's work."""
-    exchange = ask("openai.chat", about("A sentence of some words. " * (MOST_CHARS // 20)))
+    exchange = ask("openai.chat", about("A sentence of some words. " * (MOST_CHARS_APART // 20)))
     assert exchange.prompt.document.raw == budgeted(exchange)
     assert "size" == exchange.notes["budget.skip"]
 
@@ -298,5 +297,5 @@ def test_a_back_end_needs_its_settings(settings: dict[str, Any], path: str) -> N
 
 
 def test_envoy_is_asked_to_wait_as_long_as_a_summary_may_take() -> None:
-    """A second by default."""
-    assert (1.0, 2.0) == tuple(map(BudgetFilter.longest_wait_s, (BudgetConfig(), UPSTREAM)))
+    """Two seconds by default."""
+    assert (2.0, 2.0) == tuple(map(BudgetFilter.longest_wait_s, (BudgetConfig(), UPSTREAM)))
