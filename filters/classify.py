@@ -74,7 +74,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         text = edges([text.value for text in texts])
         answer = await self._answer(exchange, text)
         guess = answer.guess
-        sure = guess.score >= self.config.threshold and any(map(str.isalnum, text))
+        sure = guess.score >= self.config.threshold
         intent = guess.intent if sure else UNSURE
         domain = guess.domain
         expert = not sure or domain in HIGH_RISK_DOMAINS
@@ -97,6 +97,8 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         layout = laid_out(text)
         model: IntentModel = self.prepared
         guess = model.guess(layout)
+        if not any(map(str.isalnum, text)):
+            return _Answer(guess._replace(score=0.0), "model")  # marks alone say nothing
         if intent := ruled(layout):
             return _Answer(guess._replace(intent=intent, score=1.0), "rule")
         if not self.config.folder:

@@ -18,6 +18,8 @@ import ahocorasick_rs as ahocorasick
 import msgspec
 
 MODEL_FILE: Final = "intents.msgpack"
+GENERAL: Final = "general"
+LEAST_DOMAIN: Final = 0.35  # of five; no text of a trade that risks much was below it in `dev`
 
 _LANE_BITS: Final = 32  # a sum of 65,536 weights of two bytes still fits
 _ZERO: Final = 128  # added to each weight, so that no lane is below zero
@@ -86,7 +88,8 @@ class IntentModel:
                 for part, bias in zip(sums[intents:], self._domain_biases, strict=True)
             ]
         )
-        return Guess(self.intents[intent], score, self.domains[domain], domain_score)
+        trade = self.domains[domain] if domain_score >= LEAST_DOMAIN else GENERAL
+        return Guess(self.intents[intent], score, trade, domain_score)
 
 
 def finder_of(marks: Sequence[str]) -> ahocorasick.AhoCorasick:

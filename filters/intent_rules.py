@@ -23,7 +23,7 @@ _OPENINGS: Final = {
     "list": f"list {_SOME} |make a list |enumerate |列出|列举|罗列",
     "count": "how many |count (?:the|all|how) |数一数",
     "translate": "translate (?:into|to) |翻译成|译成",
-    "greeting": "(?:hi|hello|hey|thanks|thank you|bye|good morning|你好|您好|谢谢|再见) \\^ $",
+    "greeting": "(?:hi|hello|hey|thanks|thank you|bye|good morning|你好|您好|谢谢|再见) (?:\\^ )+$",
 }
 _RULES: Final = re.compile(
     f" \\^ {_POLITE}(?:"
@@ -40,7 +40,6 @@ def ruled(layout: str) -> str | None:
 
     Only the clause that the text opens with is looked at, and for a yes or no the whole.
     """
-    if _YES_NO.search(layout):
-        return "yes_no"
-    found = _RULES.match(layout)
-    return found.lastgroup if found else None
+    if found := _RULES.match(layout):
+        return found.lastgroup
+    return "yes_no" if _YES_NO.search(layout) else None

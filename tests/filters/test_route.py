@@ -2,7 +2,7 @@
 
 import pytest
 
-from filters.api import CONTINUE, Exchange
+from filters.api import CONTINUE, Exchange, Task
 from filters.bounds import MOST_CHARS
 from filters.route import RouteConfig, RouteFilter
 from tests.exchanges import CHATS, ask, exchange_of
@@ -86,3 +86,62 @@ def test_what_is_too_long_to_be_looked_through_is_not_low_risk() -> None:
     assert "full" == routed(exchange)
     assert "too long to look for high risk" == exchange.notes["route.why"]
     assert "full" == routed(ask("openai.chat", "summarise" + "x" * MOST_CHARS))
+
+
+# --- With a task ---------------------------------------------------------------------------------
+
+
+def routed_with(task: Task, question: str = "What is this?", system: str | None = None) -> Exchange:
+    exchange = ask("openai.chat", question, system=system)
+    exchange.task = task
+    routed(exchange)
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("intent", "pool"),
+    [
+        ("summarise", "best_effort"),
+        ("list", "best_effort"),
+        ("yes_no", "best_effort"),
+        ("count", "best_effort"),
+        ("extract", "best_effort"),
+        ("classify", "best_effort"),
+        ("translate", "full"),
+        ("code", "full"),
+        ("reasoning", "full"),
+        ("calculate", "full"),
+        ("rewrite", "full"),
+        ("write", "full"),
+        ("greeting", "full"),
+        ("open", "full"),
+    ],
+)
+def test_the_intent_decides_where_one_was_told(intent: str, pool: str) -> None:
+    """Short answers, and those that stand in the prompt, are low risk; no word is needed."""
+    exchange = routed_with(Task(intent, "general", 0.9))
+    assert pool == exchange.pool
+    why = f"low risk: {intent}" if pool == "best_effort" else None
+    assert why == exchange.notes.get("route.why")
+
+
+def test_words_do_not_outvote_a_task() -> None:
+    """The classifier saw the whole request, the word list one word of it."""
+    exchange = routed_with(Task("reasoning", "general", 0.9), "How many weighings are needed, why?")
+    assert "full" == exchange.pool
+
+
+@pytest.mark.parametrize("intent", ["summarise", "list"])
+def test_a_task_for_an_expert_stays_where_it_is(intent: str) -> None:
+    """With the pool that `classify` chose, or the profile's own where nothing was understood."""
+    exchange = ask("openai.chat", "List them.")
+    exchange.task = Task(intent, "legal", 0.9, expert=True)
+    exchange.pool = "lawyers"
+    assert "lawyers" == routed(exchange)
+
+
+def test_a_high_risk_word_outweighs_the_task() -> None:
+    """Also one in the system prompt, of which the classifier sees nothing."""
+    task = Task("list", "general", 0.99)
+    exchange = routed_with(task, system="You give legal advice.")
+    assert ("full", "high risk: legal advice") == (exchange.pool, exchange.notes["route.why"])
