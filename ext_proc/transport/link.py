@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.transport.http2 import Connection, Event, Reason
 from ext_proc.transport.turns import Turns, TurnStream
 
 if TYPE_CHECKING:
     from ext_proc.transport.native import NativeServer
-
-Events: TypeAlias = Iterable[Event[TurnStream]]
-
-MOST_UNREAD_BYTES: Final = 64 * 1024 * 1024  # then a peer that asks and never reads is left
 
 
 class Link(asyncio.Protocol):
@@ -28,14 +24,14 @@ class Link(asyncio.Protocol):
     def __init__(self, server: NativeServer) -> None:
         self._server: Final = server
         self._loop: Final = asyncio.get_running_loop()
-        self._turns: Final = Turns(self._loop, self._turn, server.broke)
+        self._turns: Final = Turns(self._loop, self.turn, server.broke)
         self.core: Final[Connection[TurnStream]] = Connection(
             server.routes,
             server.limits,
             make=partial(TurnStream, self._turns),
             clock=self._loop.time,
             count=server.count,
-            attend=self._attend,
+            attend=partial(self._loop.call_soon, self.turn, tuple),
         )
         self._transport: Any = None
         self._alarm_at = self.core.wake_at
@@ -45,17 +41,17 @@ class Link(asyncio.Protocol):
         """Greet the peer."""
         self._transport = transport
         self._server.links.add(self)
-        self._turn(self.core.drain if self._server.draining else tuple)
+        self.turn(self.core.drain if self._server.draining else tuple)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
-        self._turn(partial(self.core.receive, data))
+        self.turn(partial(self.core.receive, data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what is still open."""
         self._transport = None
         self._alarm.cancel()
-        self._turn(self.core.lost)
+        self.turn(self.core.lost)
 
     def pause_writing(self) -> None:
         """Let messages wait: the peer does not read."""
@@ -64,27 +60,15 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Send what waited."""
         self.core.paused = False
-        self._turn(tuple)
-
-    def end(self, how: Callable[[Connection[TurnStream]], Events]) -> None:
-        """Drain or cut the connection."""
-        self._turn(partial(how, self.core))
+        self.turn(tuple)
 
     def abort(self) -> None:
         """Leave the peer, whatever was not sent."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _attend(self) -> None:
-        """Open a turn for what is sent outside of any."""
-        self.core.attended = True
-        self._loop.call_soon(self._turn, tuple)
-
-    def _wake(self) -> None:
-        self._alarm_at = float("inf")
-        self._turn(self.core.wake)
-
-    def _turn(self, work: Callable[[], Events]) -> None:
+    def turn(self, work: Callable[[], Iterable[Event[TurnStream]]]) -> None:
+        """Take the events of some work and write what is to be sent after it."""
         core, turns = self.core, self._turns
         core.attended = True
         try:
@@ -98,16 +82,18 @@ class Link(asyncio.Protocol):
             self._server.broke(error)
             self.abort()
         core.attended = False
-        if self._transport is None:
-            if core.working == 0:
-                self._server.leave(self)
-            return
-        if core.closing:
-            self._transport.close()
-        elif core.paused and self._transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
-            self._server.count(Reason.UNREAD)
-            self.abort()
         if core.wake_at < self._alarm_at:
             self._alarm.cancel()
             self._alarm_at = core.wake_at
             self._alarm = self._loop.call_at(self._alarm_at, self._wake)
+        if self._transport is None:
+            self._server.leave(self)
+        elif core.closing:
+            self._transport.close()
+        elif core.paused and self._transport.get_write_buffer_size() > core.limits.unread_bytes:
+            self._server.count(Reason.UNREAD)
+            self.abort()
+
+    def _wake(self) -> None:
+        self._alarm_at = float("inf")
+        self.turn(self.core.wake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ext_proc.transport import ENVELOPE_BYTES, Handler
@@ -89,7 +90,7 @@ class NativeServer:
 
     def _end(self, how: Any) -> None:
         for link in (*self.links,):
-            link.end(how)
+            link.turn(partial(how, link.core))
 
     async def _ended(self, bound_s: float) -> bool:
         """Wait until no connection is left; return whether that came to be."""
@@ -114,7 +115,8 @@ class NativeServer:
         asyncio.get_running_loop().call_exception_handler({"message": message})
 
     def leave(self, link: Link) -> None:
-        """Forget a connection that is over."""
-        self.links.discard(link)
+        """Forget a connection that is over, once its handlers are as well."""
+        if link.core.working == 0:
+            self.links.discard(link)
         if not self.links and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)

@@ -7,6 +7,7 @@ import gc
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,12 +283,11 @@ async def test_a_client_that_greets_and_falls_silent_is_left(
     assert [Reason.SILENT, Reason.SILENT] == counted.reasons
 
 
-async def test_a_client_that_asks_and_never_reads_is_left(
-    serve: Serve, counted: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_asks_and_never_reads_is_left(serve: Serve, counted: Counted) -> None:
     """Refusals need no room in a window, so the transport's own bound has to hold."""
-    monkeypatch.setattr("ext_proc.transport.link.MOST_UNREAD_BYTES", 100_000)
     served = await serve(Echo())
+    native = native_of(served)
+    native.limits = replace(native.limits, unread_bytes=100_000)
 
     def ask(connected: socket.socket) -> None:
         connected.sendall(GREETING + ACK)

@@ -113,6 +113,7 @@ class Limits:
     window_bytes: int = 16 * MIB  # never waited for: it is given back as bytes come
     stream_queue_bytes: int = MIB // 4  # then who sends waits
     queue_bytes: int = 8 * MIB
+    unread_bytes: int = 64 * MIB  # in the transport; then a peer that asks and never reads is left
 
 
 class Connection(Outgoing[S]):
@@ -129,9 +130,9 @@ class Connection(Outgoing[S]):
         make: Callable[[Connection[S], int, Any], S],
         clock: Callable[[], float],
         count: Callable[[Reason], None],
-        attend: Callable[[], None],
+        attend: Callable[[], object],
     ) -> None:
-        """Serve the paths in `routes`; `attend` is called when there is output outside of a turn.
+        """Serve the paths in `routes`; `attend` is called for output outside of a turn, once.
 
         A turn is the time between setting `attended` and sending `output`.
         """

@@ -17,8 +17,8 @@ TURN_BYTES: Final = 1024 * 1024  # given to the transport at once; more would on
 class Outgoing(Generic[S]):
     """The half of a connection that sends."""
 
-    def __init__(self, attend: Callable[[], None]) -> None:
-        self.attend: Final = attend
+    def __init__(self, attend: Callable[[], object]) -> None:
+        self._attend: Final = attend
         self.attended = False
         self.streams: Final[dict[int, S]] = {}
         """Those that are not closed; each in the order in which it was opened."""
@@ -32,6 +32,11 @@ class Outgoing(Generic[S]):
         self._ready: Final[dict[int, S]] = {}
         """Streams with something to send and room for it; the next one first."""
         self._turn_bytes = 0
+
+    def attend(self) -> None:
+        """Ask for a turn, for there is output outside of any."""
+        self.attended = True
+        self._attend()
 
     @property
     def paused(self) -> bool:
