@@ -129,6 +129,7 @@ class Load:
         self._numbers: Final = count(mix.first)
         self._asked = 0
         self._clients: Final[list[Client]] = []
+        self._transports: Final[list[asyncio.Transport]] = []
         self._tallies: Final = {way.name: Tally() for way in mix.ways}
         self._answered: Final[Counter[str]] = Counter()
         self._left: Final[Counter[str]] = Counter()
@@ -142,9 +143,10 @@ class Load:
         for way in mix.ways:
             self._tallies[way.name].open = True
             for _ in range(way.connections):
-                _, client = await loop.create_connection(
+                transport, client = await loop.create_connection(
                     partial(self._client, way), LOOPBACK, mix.port
                 )
+                self._transports.append(transport)
                 self._clients.append(client)
         open_clients = {client.ended for client in self._clients}
         still, told = 0, loop.time()
@@ -162,6 +164,8 @@ class Load:
         if self._leaving:
             await asyncio.wait(self._leaving)
         self._count()
+        for transport in self._transports:
+            transport.abort()
         yield self._state(done=True)
 
     def _client(self, way: Way) -> Client:
@@ -198,10 +202,13 @@ class Load:
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         try:
             async with asyncio.timeout(END_S):
-                _, leaver = await loop.create_connection(
+                transport, leaver = await loop.create_connection(
                     lambda: Leaver(way, number), LOOPBACK, self._mix.port
                 )
-                await leaver.ended
+                try:
+                    await leaver.ended
+                finally:
+                    transport.abort()
         except TimeoutError:
             self._errors[f"{way.name}: nothing came to leave from"] += 1
         except OSError as error:

@@ -54,11 +54,13 @@ def plot(
         y = step * number
         pieces.append(path("grid", [(0, y), (most_x, y)]))
         _, _, down = at(0, y).partition(" ")
-        pieces.append(_text(LEFT - 8, float(down) + 4, f"{y:,g}", "end"))
+        pieces.append(_text(LEFT - 8, float(down) + 4, f"{y:,.10g}", "end"))
     step = nice_step(most_x)
     for number in range(int(most_x / step) + 1):
         across, _, _ = at(step * number, 0).partition(" ")
-        pieces.append(_text(float(across), HEIGHT - BOTTOM + 18, f"{step * number:,g}", "middle"))
+        pieces.append(
+            _text(float(across), HEIGHT - BOTTOM + 18, f"{step * number:,.10g}", "middle")
+        )
     pieces += [path("line", points), path("fit", fit), "</svg>"]
     return "\n".join(pieces) + "\n"
 
