@@ -11,6 +11,7 @@ import gzip
 import json
 import signal
 import socket
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -271,7 +272,7 @@ async def test_what_was_edited_is_what_the_cache_keeps(
     gateway: Gateway, call: Caller, by_hand: ByHand
 ) -> None:
     """Replies pass the filters from the last to the first: the cache comes behind the edit."""
-    mine = call.with_key(f"key-{id(by_hand)}")
+    mine = call.with_key(f"key-{uuid.uuid4().hex}")
     with gateway.watch() as seen:
         miss = await streamed(mine, by_hand, "medical", event("calm"), END)
     hit = await mine(ASKED, "medical")
