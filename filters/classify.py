@@ -13,6 +13,7 @@ from filters.intent_model import Guess, IntentModel, bundled_model
 from filters.intent_rules import HIGH_RISK_DOMAINS, UNSURE, ruled
 from filters.intent_text import edges, is_chinese, laid_out
 from filters.templates import applied
+from filters.transcript import without_summaries
 from filters.units import Duration, PoolName, SomeTime
 
 INTENT_HEADER: Final = "x-forebay-intent"
@@ -71,7 +72,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         texts = _asked(exchange)
         if not texts:
             return CONTINUE
-        text = edges([text.value for text in texts])
+        text = edges([without_summaries(text.value) or text.value for text in texts])
         answer = await self._answer(exchange, text)
         guess = answer.guess
         sure = guess.score >= self.config.threshold

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Task, Turn, Verdict
 from filters.bounds import is_too_much
 from filters.intent_rules import LOW_RISK_INTENTS
+from filters.transcript import without_summaries
 from filters.units import PoolName
 from filters.words import HIGH_RISK, LOW_RISK, WordFinder
 
@@ -62,7 +63,7 @@ def _low_risk_word(turns: Sequence[Turn]) -> str | None:
     last = next((turn for turn in reversed(turns) if turn.role is Role.USER), None)
     if last is None:
         return None
-    asked = [text.value for text in last.texts]
+    asked = [without_summaries(text.value) for text in last.texts]
     return None if is_too_much(asked) else _first(_LOW, asked)
 
 

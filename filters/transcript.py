@@ -74,6 +74,11 @@ def take_summary(text: str) -> tuple[Gone, str]:
     return Gone(int(match[1]), (match[2],)), text[match.end() :]
 
 
+def without_summaries(text: str) -> str:
+    """Return a text as it is without what Forebay says of older turns: nobody asks for that."""
+    return _SUMMARY.sub("", text) if "[Summary of prior " in text else text
+
+
 def write_summary(turns: int, summary: str) -> str:
     """Write what stands for so many turns, on one line."""
     return f"[Summary of prior {turns} turn{'s'[: turns != 1]}]: {summary}"
