@@ -190,7 +190,7 @@ def test_a_short_run_measures_every_scenario(transport: Transport, tmp_path: Pat
     run = subprocess.run(
         [
             *(sys.executable, "-m", "ext_proc", "bench"),
-            *("--seconds", "9", "--connections", "4", "--transport", str(transport)),
+            *("--seconds", "16", "--connections", "4", "--transport", str(transport)),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
