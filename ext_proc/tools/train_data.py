@@ -15,10 +15,14 @@ from typing import Final, NamedTuple
 
 DOMAINS: Final = ("general", "legal", "medical", "finance", "code")
 LANGUAGES: Final = ("en", "zh")
-PER_CELL: Final = 200
+PER_CELL: Final = 260
 """Requests made for each intent, domain and language."""
 UNKNOWN: Final = 0.5
 """Share of the words in general requests that are made up."""
+STORIES: Final = 0.25
+"""Share of the requests that stand among sentences which ask for nothing."""
+ROLES: Final = 0.05
+"""Share of the requests that open with what an operator tells the model."""
 SEED: Final = 20_240_607
 
 _LEXICON: Final = ("word", "term", "items", "about")
@@ -30,6 +34,7 @@ _SYLLABLES: Final = tuple(
     for last in ("", "l", "n", "r", "s", "t", "ck", "m")
 )
 _SLOT: Final = re.compile(r"\{(\w+)\}")
+_GAPS: Final = (" ", " ", "\n", "\n\n")
 _ONLY_GENERAL: Final = frozenset({"greeting"})
 _ONLY_CODE: Final = frozenset({"code"})
 _OPENINGS: Final = {
@@ -111,6 +116,8 @@ class _Phrases:
                         chance.shuffle(fitting)
                     phrase = fitting[number % len(fitting)]
                     text = self._dressed(phrase, self._filled(phrase, domain, chance), chance)
+                    if intent not in _ONLY_GENERAL:
+                        text = self._told(text, domain, chance)
                     yield Request(intent, domain, self.language, text)
 
     def words(self) -> Iterable[Request]:
@@ -151,6 +158,20 @@ class _Phrases:
         if self.language == "zh":
             return "".join(chance.choice(self.characters) for _ in range(chance.choice((2, 2, 3))))
         return "".join(chance.choice(_SYLLABLES) for _ in range(chance.choice((1, 2, 3))))
+
+    def _told(self, text: str, domain: str, chance: random.Random) -> str:
+        """Put what people tell about themselves beside it, or what an operator says in front."""
+        if chance.random() < STORIES:
+            stories = self.slots["story"][domain]
+            story = " ".join(chance.choice(stories) for _ in range(chance.choice((1, 2, 3, 5))))
+            text = (
+                f"{text}{chance.choice(_GAPS)}{story}"
+                if chance.random() < 0.3
+                else (f"{story}{chance.choice(_GAPS)}{text}")
+            )
+        if chance.random() < ROLES:
+            text = f"{chance.choice(self.slots['role']['any'])}{chance.choice(_GAPS)}{text}"
+        return text
 
     def _dressed(self, phrase: str, text: str, chance: random.Random) -> str:
         """Put the words of politeness round it that people put there."""
