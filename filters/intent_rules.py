@@ -14,7 +14,7 @@ HIGH_RISK_DOMAINS: Final = frozenset({"legal", "medical", "finance"})
 
 _POLITE: Final = (
     "(?:(?:please|kindly|can you|could you|would you|hi|hello) (?:\\^ )?"
-    "|(?:你好 \\^ )?[请你帮我麻烦]{1,5})*"
+    "|(?:你好 \\^ )?[请你帮我麻烦]++)*"  # a run is taken whole: backing out of it doubles
 )
 _SOME: Final = "(?:the|all|every|some|any|out|me|0|two|three|four|five|six|seven|eight|nine|ten)"
 # A word decides where a clause opens with it: who asks how to summarise wants no summary.

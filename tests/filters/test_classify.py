@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from filters.api import CONTINUE, Exchange, Task
 from filters.classify import ClassifyConfig, ClassifyFilter, Experts, read_labels
 from filters.intent_model import Guess, bundled_model
-from filters.intent_rules import LOW_RISK_INTENTS
+from filters.intent_rules import LOW_RISK_INTENTS, ruled
+from filters.intent_text import laid_out
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import FakeModels, drive, fake_ports
 
@@ -250,3 +252,15 @@ def test_a_completion_and_a_request_in_parts_keep_their_words() -> None:
 def test_every_low_risk_intent_is_one_of_the_models() -> None:
     """A name that the model never says would never count."""
     assert LOW_RISK_INTENTS <= set(bundled_model().intents)
+
+
+@pytest.mark.parametrize(
+    "words", ["请" * 150, "麻烦" * 70, "please " * 40, "你好，" * 60, "hi ^ " * 50, "can you " * 40]
+)
+def test_politeness_without_end_is_read_in_one_pass(words: str) -> None:
+    """No run of kind words is gone through in more ways than one: that would take years."""
+    layout = laid_out(f"{words}天气")
+    begun_s = time.thread_time()
+    for _ in range(100):
+        ruled(layout)
+    assert time.thread_time() - begun_s < 2
