@@ -69,7 +69,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Set the task, tell client and operator, choose the expert and the template."""
-        texts = _asked(exchange)
+        texts, in_hand = _asked(exchange)
         if not texts:
             return CONTINUE
         text = edges([without_summaries(text.value) or text.value for text in texts])
@@ -90,7 +90,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         exchange.note("classify.score", round(guess.score, 3))
         exchange.note("classify.domain", domain)
         exchange.note("classify.why", answer.why if sure else f"unsure: {guess.intent}")
-        if self.config.templates and sure:
+        if self.config.templates and sure and not in_hand:
             self._put_into_template(exchange, texts, intent, domain, chinese=is_chinese(text))
         return CONTINUE
 
@@ -158,13 +158,19 @@ def read_labels(labels: Mapping[str, float], guess: Guess, model: IntentModel) -
     return Guess(intent, intents[intent], domain, domains[domain])
 
 
-def _asked(exchange: Exchange) -> list[Text]:
-    """Return what the user said last; nothing of an exchange that asks for no answer."""
+def _asked(exchange: Exchange) -> tuple[list[Text], bool]:
+    """Return what the user said last, and whether tools are at work on it.
+
+    Nothing of an exchange that asks for no answer. A step of an agent sends what was said once more
+    with calls and results beside or behind it: the task is the same, its words are read already.
+    """
+    in_hand = False
     if exchange.dialect.operation == "embeddings":
-        return []
+        return [], in_hand
     for turn in reversed(exchange.prompt.turns()):
+        in_hand = in_hand or turn.has_tool
         if turn.role is Role.USER:
             texts = [text for text in turn.texts if text.role is Role.USER and text.value.strip()]
             if texts:
-                return texts
-    return []
+                return texts, in_hand
+    return [], in_hand

@@ -249,6 +249,38 @@ def test_a_completion_and_a_request_in_parts_keep_their_words() -> None:
         assert not exchange.prompt.document.changed
 
 
+CALL = b'{"id":"1","type":"function","function":{"name":"look","arguments":"{}"}}'
+SAYS_IT = b'{"role":"user","content":"List the planets."}'
+CALLS = b'{"role":"assistant","content":null,"tool_calls":[' + CALL + b"]}"
+RESULT = b'{"role":"tool","tool_call_id":"1","content":"Mars"}'
+USES = b'{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"look","input":{}}]}'
+BESIDE = (
+    b'{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"Mars"},'
+    b'{"type":"text","text":"List the planets."}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "messages", "worded"),
+    [
+        ("openai.chat", "/v1/chat/completions", (SAYS_IT, CALLS, RESULT), False),
+        ("openai.chat", "/v1/chat/completions", (SAYS_IT, CALLS), False),
+        ("anthropic.messages", "/v1/messages", (SAYS_IT, USES, BESIDE), False),
+        ("openai.chat", "/v1/chat/completions", (SAYS_IT, CALLS, RESULT, SAYS_IT), True),
+    ],
+    ids=["a result follows", "a call follows", "a result beside it", "asked behind a result"],
+)
+def test_a_request_that_tools_are_at_work_on_keeps_its_words(
+    dialect: str, path: str, messages: tuple[bytes, ...], worded: bool
+) -> None:
+    """Each step of an agent sends it again; its task is told in each, so that all go to one pool."""
+    body = b'{"model":"m","messages":[' + b",".join(messages) + b"]}"
+    exchange = exchange_of(dialect, body, path)
+    task = classified(exchange, WORDED)
+    assert task is not None
+    assert ("list", worded) == (task.intent, exchange.prompt.document.changed)
+
+
 def test_every_low_risk_intent_is_one_of_the_models() -> None:
     """A name that the model never says would never count."""
     assert LOW_RISK_INTENTS <= set(bundled_model().intents)
