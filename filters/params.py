@@ -105,6 +105,7 @@ class ParamsFilter(Filter[ParamsConfig]):
         """Set what the profile says."""
         if self.config.review:
             exchange.client_headers[REVIEW_HEADER] = "required"
+            exchange.note("params.review", "required")
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
         self._limit_tokens(exchange)

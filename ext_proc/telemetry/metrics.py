@@ -149,7 +149,7 @@ class Metrics:
         )
         self.tokens: Final = self._counter(
             "tokens",
-            "Tokens in, out, in the upstream's prefix cache, and saved",
+            "Tokens in, out, in the upstream's prefix cache, saved, and of prompts estimated",
             ("direction", *by_quality),
         )
         self.cuts: Final = self._counter(
@@ -159,6 +159,15 @@ class Metrics:
         )
         self.tasks: Final = self._counter(
             "tasks", "What was asked for, as far as it could be told", ("intent", "domain")
+        )
+        self.experts: Final = self._counter(
+            "experts", "Requests of a trade that went to its expert", ("domain", "pool")
+        )
+        self.params: Final = self._counter(
+            "params", "Requests in which the profile set something", ("change",)
+        )
+        self.skips: Final = self._counter(
+            "skips", "What a filter left as it was, and why", ("filter", "reason")
         )
         self.cache: Final = self._counter("cache", "What the cache said", ("outcome",))
         self.filter_errors: Final = self._counter(

@@ -13,6 +13,7 @@ from ext_proc.session import Facts
 from ext_proc.telemetry.cuts import by_rule
 from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_logger
 from ext_proc.telemetry.metrics import Metrics
+from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
 from filters.api import Clock, Note
 
@@ -24,6 +25,16 @@ RELOAD_RESULTS: Final = {True: "taken", False: "refused"}
 STREAM_FAILURES: Final = ("conversation", "bug")
 SAVED: Final = ("saved.input_tokens", "saved.output_tokens")
 """Notes by which a filter says what the upstream was spared."""
+ESTIMATED: Final = "budget.tokens"
+EXPERT: Final = "classify.pool"
+CHANGES: Final = {
+    "params.temperature": "temperature",
+    "params.max_tokens": "max_tokens",
+    "params.thinking": "thinking",
+    "params.terms": "glossary",
+    "params.review": "review",
+}
+"""Notes by which `params` says what it set, and what that is counted as."""
 MOST_TEXT: Final = 128  # characters of a model's name or a note: both may be a client's own text
 WRITE_AFTER_S: Final = 0.02  # nobody reads a log faster
 MOST_WAITING: Final = 32  # written in a millisecond, for which others have to wait
@@ -71,6 +82,8 @@ class Telemetry:
         # A rate misses the first count of a series that was not there before.
         for outcome in CACHE_OUTCOMES:
             metrics.cache[(outcome,)].inc(0)
+        for change in CHANGES.values():
+            metrics.params[(change,)].inc(0)
         for result in RELOAD_RESULTS.values():
             metrics.reloads[(result,)].inc(0)
         for reason in STREAM_FAILURES:
@@ -192,9 +205,17 @@ class Telemetry:
         saved = sum(tokens for key in SAVED if isinstance(tokens := notes.get(key), int))
         if saved > 0:
             metrics.tokens["saved", facts.profile, facts.quality].inc(saved)
-        for key in notes:
+        if isinstance(estimated := notes.get(ESTIMATED), int):
+            metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
+        if facts.task is not None and EXPERT in notes:
+            metrics.experts[facts.task.domain, str(notes[EXPERT])].inc()
+        for key, note in notes.items():
             if key.endswith(".failed"):
                 metrics.filter_errors[(key.removesuffix(".failed"),)].inc()
+            elif key.endswith(".skip"):
+                metrics.skips[key.removesuffix(".skip"), reason_of(note)].inc()
+            elif key in CHANGES:
+                metrics.params[(CHANGES[key],)].inc()
 
     # --- What went wrong -------------------------------------------------------------------------
 

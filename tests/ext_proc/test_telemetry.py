@@ -8,9 +8,11 @@ import io
 import json
 import logging
 import os
+import re
 import select
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from ext_proc.session import Facts
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
 from ext_proc.telemetry.metrics import GAP_BOUNDS_S, MOST_CHILDREN, Children, Histogram
+from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.telemetry import MOST_WAITING, WRITE_AFTER_S, Later
 from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
 from filters.api import Cut, Finish, Outcome, Task, Usage
@@ -31,6 +34,7 @@ from filters.errors import ConfigError
 from tests.fakes import FakeClock
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 
+ROOT = Path(__file__).parents[2]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -503,6 +507,64 @@ def test_a_failed_filter_is_counted_by_its_note(books: Books) -> None:
     """The pipeline notes what failed; the books read the notes."""
     books.end(facts(notes={"clean.failed": "KeyError", "cache": "miss"}))
     assert 1 == books.value("filter_errors_total", filter="clean")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("size", "size"),
+        ("every word counts: translate", "every word counts"),
+        ("workers: late in the queue", "workers"),
+        ("intent greeting", "intent"),
+        ("light: status 503", "other"),
+        ("sized", "other"),
+        ("x" * 1_000, "other"),
+        (7, "other"),
+    ],
+)
+def test_what_a_filter_left_as_it_was_is_counted_by_reason(
+    books: Books, said: str | int, reason: str
+) -> None:
+    """Words of a prompt or of the system are no label: the reason is a phrase of a closed set."""
+    books.end(facts(notes={"budget.skip": said}))
+    assert 1 == books.value("skips_total", filter="budget", reason=reason)
+
+
+def test_every_phrase_that_the_filters_write_down_is_a_known_reason() -> None:
+    """`other` is for the words of other systems: a phrase of ours belongs in the list."""
+    written = {
+        phrase
+        for path in (*(ROOT / "filters").glob("*.py"), ROOT / "ext_proc" / "session.py")
+        for phrase in re.findall(r'\.skip", "([^"]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert {"size", "tags", "nothing to win"} <= written
+    assert set() == {phrase for phrase in written if reason_of(phrase) == "other"}
+
+
+def test_what_the_profile_set_is_counted_by_what_it_is(books: Books) -> None:
+    """Once for each request, however many terms were explained."""
+    notes = {"params.temperature": 0.0, "params.terms": 3, "params.review": "required"}
+    books.end(facts(notes=notes))
+    assert {"temperature": 1, "glossary": 1, "review": 1, "max_tokens": 0, "thinking": 0} == {
+        change: books.value("params_total", change=change)
+        for change in ("temperature", "glossary", "review", "max_tokens", "thinking")
+    }
+
+
+def test_requests_for_an_expert_are_counted_by_trade_and_pool(books: Books) -> None:
+    """A trade without an expert of its own is among the tasks only."""
+    task = Task("code", "code", 0.9, expert=True)
+    books.end(facts(task=task, notes={"classify.pool": "coders"}))
+    books.end(facts(task=task, notes={"classify.why": "model"}))
+    assert 1 == books.value("experts_total", domain="code", pool="coders")
+    assert 2 == books.value("tasks_total", intent="code", domain="code")
+
+
+def test_the_estimate_of_a_prompt_is_counted_beside_what_the_provider_counts(books: Books) -> None:
+    """It is there before the answer, and where nobody reads the answer."""
+    books.end(facts(notes={"budget.tokens": 700}))
+    labels = {"profile": "default", "quality": "FULL"}
+    assert 700 == books.value("tokens_total", direction="estimated", **labels)
 
 
 def test_store_and_settings_are_counted(books: Books) -> None:

@@ -273,7 +273,7 @@ BESIDE = (
 def test_a_request_that_tools_are_at_work_on_keeps_its_words(
     dialect: str, path: str, messages: tuple[bytes, ...], worded: bool
 ) -> None:
-    """Each step of an agent sends it again; its task is told in each, so that all go to one pool."""
+    """Each step of an agent sends it again; all have its task, and so go to one pool."""
     body = b'{"model":"m","messages":[' + b",".join(messages) + b"]}"
     exchange = exchange_of(dialect, body, path)
     task = classified(exchange, WORDED)
