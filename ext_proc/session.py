@@ -291,7 +291,7 @@ class Session:
         try:
             prompt = dialect.read(Document(event.data), head.path)
         except NotJson:
-            await self._let_pass(event, "not JSON")
+            await self._let_pass(event, _why_unread(event.data))
             return
         exchange = self._exchange = Exchange(
             profile=profile.name,
@@ -564,6 +564,15 @@ class WholeBody:
             return []
         whole = b"".join(self._pieces)
         return [StreamEvent(whole, data=whole)]
+
+
+def _why_unread(body: bytes) -> str:
+    """Say why no prompt was found in a body: its bytes, or what they say."""
+    try:
+        parse(body)
+    except NotJson:
+        return "not JSON"
+    return "shape not known"
 
 
 def _whole_reply(dialect: Dialect, event: StreamEvent) -> Delta:

@@ -84,10 +84,9 @@ def run(args: argparse.Namespace) -> int:
     settings = load(find_yaml(args.config), os.environ)
     profile = _profile(settings, args.profile)
     path, guessed = args.path, ""
+    parsed = _parsed(source, body)
     if path is None:
-        path, guessed = guess_path(_parsed(source, body))
-    else:
-        _parsed(source, body)
+        path, guessed = guess_path(parsed)
     request = Request(path, headers, body)
     it = asyncio.run(_explain(source, request, guessed, settings, profile, ask=args.ask))
     if args.json:
@@ -105,6 +104,7 @@ def guess_path(body: Mapping[str, Json]) -> tuple[str, str]:
     model = body.get("model")
     name = model if isinstance(model, str) else ""
     if "contents" in body:
+        name = name.encode("utf-8", "ignore").decode()  # half a surrogate pair is in no path
         return f"/v1beta/models/{name or 'gemini'}:generateContent", "it has `contents`"
     if "messages" in body:
         if "system" in body:
@@ -203,21 +203,30 @@ def _read(file: str) -> tuple[str, bytes]:
 
 
 def _parsed(source: str, body: bytes) -> dict[str, Json]:
+    """Return what a body says; raise `ConfigError` when it is no JSON object by anyone's reading.
+
+    One that only the server does not read is explained: it passes as it came.
+    """
     try:
         return Document(body).root
     except NotJson as error:
-        raise ConfigError(source, _what_is_wrong(body) or f"expected JSON: {error}") from None
-
-
-def _what_is_wrong(body: bytes) -> str:
-    """Say where a body stops being JSON, in a person's words; empty when they do not know."""
+        unread = error
     try:
-        json.loads(body)
+        value = json.loads(body, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        return f"expected JSON, at line {error.lineno} column {error.colno}: {error.msg}"
-    except (ValueError, RecursionError):
-        pass
-    return ""
+        where = f"at line {error.lineno} column {error.colno}"
+        raise ConfigError(source, f"expected JSON, {where}: {error.msg}") from None
+    except ValueError:
+        value = None
+    except RecursionError:
+        value = {}  # nested too deep to be read here or there
+    if not isinstance(value, dict):
+        raise ConfigError(source, f"expected JSON: {unread}")
+    return value
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"expected a number, got {word}")  # Python reads NaN, JSON does not know it
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -236,7 +245,10 @@ def _profile(settings: Settings, name: str | None) -> str:
 
 
 def _model(request: Request) -> str:
-    model = Document(request.body).root.get("model")
+    try:
+        model = Document(request.body).root.get("model")
+    except NotJson:
+        return ""
     return model if isinstance(model, str) else ""
 
 

@@ -12,6 +12,7 @@ from ext_proc.session import Pool
 from ext_proc.tools.text_diff import ABSENT, changed_members, unified
 from ext_proc.tools.trace import Request, State, Step, Trace
 from filters.api import Task
+from filters.route import RouteConfig
 
 Count = Callable[[str], int]
 """Tokens of a text, for the model that is asked."""
@@ -65,9 +66,18 @@ class Explanation:
     @property
     def pool_why(self) -> str:
         """Why it goes there."""
-        notes = self.trace.exchange.notes if self.trace.exchange else {}
+        exchange, own = self.trace.exchange, "the profile's own"
+        if exchange is None:
+            return own
+        notes = exchange.notes
         given = [str(value) for key, value in notes.items() if key in ("route.why", "pool.why")]
-        return "; ".join(given) or "the profile's own"
+        if exchange.task is not None and notes.get("classify.pool") == exchange.pool:
+            given.insert(0, f"expert for {exchange.task.domain}")
+        if given:
+            return "; ".join(given)
+        filters = self.settings.profiles[self.profile].filters
+        off = any(isinstance(config, RouteConfig) and not config.downgrade for _, config in filters)
+        return f"{own}, for its downgrade is off" if off else own
 
     @property
     def task(self) -> Task | None:

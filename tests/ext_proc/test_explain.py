@@ -413,6 +413,79 @@ def test_a_request_that_is_no_llm_call_is_found(forebay: Run) -> None:
     assert (1, "passed", "no LLM call") == (code, data["outcome"], data["why_passed"])
 
 
+def chat(content: str, more: str = "") -> bytes:
+    return (
+        f'{{"model": "m", "messages": [{{"role": "user", "content": {content}}}]{more}}}'.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"model": "m", "messages": "hi"}', "shape not known"),
+        (chat(r'"half \ud800"'), "not JSON"),
+        (chat('"hi"', ', "seed": 1e400'), "not JSON"),
+        (rb'{"model": "half \ud800", "contents": []}', "not JSON"),
+    ],
+    ids=["no array", "half a pair", "a huge number", "half a pair in the path"],
+)
+def test_a_body_that_the_gateway_lets_pass_is_explained(
+    forebay: Run, body: bytes, why: str
+) -> None:
+    """It is a finding, exit code 1, and not a mistake in calling the command."""
+    code, out, err = forebay(body=body)
+    assert (1, "") == (code, err)
+    assert f" as it came: {why}\n" in out
+    code, out, _ = forebay("--json", body=body)
+    assert (1, why) == (code, json.loads(out)["why_passed"])
+
+
+def test_a_body_nested_too_deep_is_explained_where_its_path_is_known(forebay: Run) -> None:
+    """What nobody can read tells no path."""
+    deep = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
+    code, out, _ = forebay("--json", "--path", "/v1/messages", body=deep)
+    assert (1, "not JSON") == (code, json.loads(out)["why_passed"])
+    assert 2 == forebay(body=deep)[0]
+
+
+ROUTED = """
+forebay:
+  pools:
+    full: {cluster: big_ones}
+    coders: {cluster: code_ones}
+    best_effort: {cluster: small_ones, quality: BEST_EFFORT}
+  profiles:
+    default: {classify: {experts: {code: coders}}, route: {}}
+    kept: {classify: {}, route: {downgrade: false}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "question", "pool", "why"),
+    [
+        (
+            "default",
+            "Write a Python function that reverses a string.",
+            "coders",
+            "expert for code",
+        ),
+        ("default", "List the planets.", "best_effort", "low risk: list"),
+        ("default", "Why is the sky blue?", "full", "the profile's own"),
+        ("kept", "List the planets.", "full", "the profile's own, for its downgrade is off"),
+    ],
+)
+def test_the_page_says_why_a_pool_was_chosen(
+    tmp_path: Path, profile: str, question: str, pool: str, why: str
+) -> None:
+    """An expert, a low risk, or neither; and whether a low risk counts at all."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text(ROUTED, encoding="utf-8")
+    body = json.dumps(WORDS["openai.chat"].ask(question)).encode()
+    it = explained(load(path, {}), profile, Request("/v1/chat/completions", {}, body))
+    assert (pool, why) == (it.pool.name, it.pool_why)
+    assert f"): {why}\n" in page(it)
+
+
 def test_the_profile_raw_is_no_finding(forebay: Run) -> None:
     """It has no filters on purpose."""
     code, out, _ = forebay("--profile", "raw", body=CHAT.body)
@@ -474,13 +547,26 @@ def test_other_models_are_asked_when_that_is_wanted(forebay: Run, tmp_path: Path
         ),
         ((), b"", "standard input: expected JSON, at line 1 column 1: Expecting value"),
         ((), b"[1]", "standard input: expected JSON: expected an object, got list"),
+        ((), b'{"prompt": NaN}', "standard input: expected JSON: "),
+        ((), b'{"prompt": "\xff"}', "standard input: expected JSON: "),
         ((), b'{"model": "m"}', "--path: expected the request's path, for the body has none of "),
         (("--profile", "deflaut"), CHAT.body, "--profile: unknown profile, did you mean default?"),
         (("--config", "/no/such.yaml"), CHAT.body, "/no/such.yaml: "),
         (("--header", "nothing"), CHAT.body, '--header: expected "NAME: VALUE", got "nothing"'),
         (("/no/such.json",), b"", "/no/such.json: cannot be read: No such file or directory"),
     ],
-    ids=["cut", "empty", "a list", "no prompt", "profile", "config", "header", "file"],
+    ids=[
+        "cut",
+        "empty",
+        "a list",
+        "NaN",
+        "no text",
+        "no prompt",
+        "profile",
+        "config",
+        "header",
+        "file",
+    ],
 )
 def test_what_cannot_be_used_is_told_in_a_line(
     words: Sequence[str], body: bytes, message: str, forebay: Run
