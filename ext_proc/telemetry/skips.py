@@ -12,6 +12,7 @@ REASONS: Final = frozenset(
         "compressed",
         "content type",
         "error",
+        "every word counts",
         "fields",
         "filtered",
         "incomplete",
@@ -19,6 +20,7 @@ REASONS: Final = frozenset(
         "media",
         "no document",
         "no question",
+        "no summary",
         "no time left",
         "nothing to win",
         "repeated member",
@@ -40,7 +42,7 @@ BEGINNINGS: Final = {
     "intent ": "intent",
     "workers:": "workers",
 }
-"""Reasons that go on with a word of the prompt or of the system."""
+"""Reasons that may go on with a word of the prompt or of the system."""
 
 
 def reason_of(note: Note) -> str:

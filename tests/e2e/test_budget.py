@@ -8,8 +8,10 @@ from typing import Any, Final
 import pytest
 
 from tests.calls import Caller, ask_for
+from tests.e2e.shown import shown_of
 from tests.exchanges import CHATS
 from tests.gateway import Gateway
+from tests.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -43,6 +45,31 @@ async def test_the_model_gets_a_summary_with_what_is_asked_for(
     assert len(body) < len(asked.body) / 4
     assert seen.lines[0]["notes"]["budget.tokens"] > 512
     assert "budget.skip" not in seen.lines[0]["notes"]
+
+
+async def test_estimate_and_summary_are_in_the_metrics_and_in_the_span(
+    gateway: Gateway, call: Caller, receiver: OtlpReceiver, question: str
+) -> None:
+    """The tokens of the prompt, and of its document before and after; the same in both."""
+    asked = ask_for("openai.chat", about(HALLS, f"How many people does hall 23 hold? {question}"))
+    shown = await shown_of(asked, "documents", call=call, gateway=gateway, receiver=receiver)
+    before, after = shown.span["forebay.cut.budget.extractive"]
+    estimate = shown.span["forebay.budget.tokens"]
+    assert estimate > before > 4 * after > 0
+    assert [before, after] == shown.cut("budget.extractive")
+    labels = 'direction="estimated",profile="documents",quality="FULL"'
+    assert estimate == shown.moved[f"forebay_tokens_total{{{labels}}}"]
+
+
+async def test_why_a_document_stays_is_in_the_metrics_and_in_the_span(
+    gateway: Gateway, call: Caller, receiver: OtlpReceiver, question: str
+) -> None:
+    """The metric has the phrase without the word that decided."""
+    asked = ask_for("openai.chat", about(HALLS, f"Translate it into French. {question}"))
+    shown = await shown_of(asked, "documents", call=call, gateway=gateway, receiver=receiver)
+    assert shown.span["forebay.budget.skip"].startswith("every word counts")
+    counted = 'forebay_skips_total{filter="budget",reason="every word counts"}'
+    assert 1 == shown.moved[counted]
 
 
 async def test_a_processed_request_says_how_long_it_took(

@@ -13,8 +13,10 @@ from filters.dialects import DIALECTS
 from filters.document import Document
 from tests.calls import Caller, ask_for
 from tests.e2e.conftest import Gateways
+from tests.e2e.shown import shown_of
 from tests.exchanges import CHATS
 from tests.gateway import Gateway, Upstream
+from tests.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
@@ -30,8 +32,9 @@ def classifying(tree: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def classifier(gateways: Gateways, upstream: Upstream) -> Iterator[Gateway]:
-    with gateways.open(upstream=upstream, edit=classifying) as gateway:
+def classifier(gateways: Gateways, upstream: Upstream, receiver: OtlpReceiver) -> Iterator[Gateway]:
+    edit, endpoint = classifying, receiver.endpoint
+    with gateways.open(upstream=upstream, otlp=endpoint, edit=edit) as gateway:
         yield gateway
 
 
@@ -70,6 +73,29 @@ async def test_intent_and_trade_choose_the_pool(
     assert (replica, quality) == (received.replica, reply.quality)
     assert intent in (None, reply.headers[INTENT])
     assert reply.headers[INTENT] == seen.lines[0]["notes"]["classify.intent"]
+
+
+async def test_the_task_is_in_the_metrics_and_in_the_span(
+    classifier: Gateway, asks: Caller, receiver: OtlpReceiver
+) -> None:
+    """Its intent and its trade."""
+    asked = ask_for(CHAT, "Name five rivers of Peru.")
+    shown = await shown_of(asked, "batch", call=asks, gateway=classifier, receiver=receiver)
+    assert 1 == shown.moved['forebay_tasks_total{domain="general",intent="list"}']
+    assert ("list", "general") == (shown.span["forebay.intent"], shown.span["forebay.domain"])
+    assert "low risk: list" == shown.span["forebay.route.why"]
+    assert not [name for name in shown.moved if name.startswith("forebay_experts_total")]
+
+
+async def test_the_expert_is_in_the_metrics_and_in_the_span(
+    classifier: Gateway, asks: Caller, receiver: OtlpReceiver
+) -> None:
+    """The trade, and the pool that its requests go to."""
+    asked = ask_for(CHAT, "Which verdict did the court give in the lawsuit?")
+    shown = await shown_of(asked, "batch", call=asks, gateway=classifier, receiver=receiver)
+    assert 1 == shown.moved['forebay_experts_total{domain="legal",pool="lawyers"}']
+    told = [shown.span[f"forebay.{name}"] for name in ("domain", "classify.pool", "pool")]
+    assert ["legal", "lawyers", "lawyers"] == told
 
 
 async def test_the_client_cannot_tell_us_the_intent(classifier: Gateway, asks: Caller) -> None:

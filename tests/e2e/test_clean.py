@@ -11,8 +11,10 @@ import pytest
 
 from tests.calls import Caller, ask_for
 from tests.e2e.conftest import Gateways
+from tests.e2e.shown import shown_of
 from tests.exchanges import CHATS, ask
 from tests.gateway import Gateway, Upstream
+from tests.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PARAGRAPH: Final = "The ferry leaves at six in the morning and at four in the afternoon."
@@ -43,6 +45,19 @@ async def test_the_model_is_sent_a_clean_prompt(
         ]
         assert counted, f"clean.{rule} is not among the metrics"
         assert max(counted) > 0
+
+
+async def test_what_was_cleaned_is_in_the_metrics_and_in_the_span(
+    gateway: Gateway, call: Caller, receiver: OtlpReceiver, question: str
+) -> None:
+    """Each rule with its tokens before and after, the same in both."""
+    asked = ask_for("openai.chat", DIRTY + question)
+    shown = await shown_of(asked, "", call=call, gateway=gateway, receiver=receiver)
+    for rule in ("clean.html", "clean.media", "clean.white_space", "clean.repeats"):
+        before, after = shown.span[f"forebay.cut.{rule}"]
+        assert before > after
+        assert [before, after] == shown.cut(rule)
+    assert len(DIRTY) - len(CLEAN) == shown.span["forebay.clean.chars"]
 
 
 async def test_a_long_prompt_is_cleaned_as_well(

@@ -11,8 +11,10 @@ from filters.api import Parameter
 from filters.dialects import DIALECTS
 from filters.document import Document
 from tests.calls import Caller, ask_for
+from tests.e2e.shown import shown_of
 from tests.exchanges import CHATS
 from tests.gateway import Gateway
+from tests.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 REVIEW: Final = "x-forebay-review"
@@ -42,6 +44,24 @@ async def test_the_medical_profile_explains_the_terms_of_a_prompt(
         await call(asked, "medical")
     system = json.loads(seen.received[0].body)["system"]
     assert system.startswith("Be kind.\n\nGlossary:\n- INR: ")
+
+
+async def test_what_the_profile_set_is_in_the_metrics_and_in_the_span(
+    gateway: Gateway, call: Caller, receiver: OtlpReceiver, question: str
+) -> None:
+    """The temperature, the terms explained and the review that is asked for; nothing else."""
+    asked = ask_for("openai.chat", f"What does an INR of 3 say? {question}", temperature=1.0)
+    shown = await shown_of(asked, "medical", call=call, gateway=gateway, receiver=receiver)
+    counted = {
+        name: value for name, value in shown.moved.items() if name.startswith("forebay_params")
+    }
+    assert {
+        'forebay_params_total{change="temperature"}': 1,
+        'forebay_params_total{change="glossary"}': 1,
+        'forebay_params_total{change="review"}': 1,
+    } == counted
+    told = [shown.span[f"forebay.params.{name}"] for name in ("temperature", "terms", "review")]
+    assert [0.3, 1, "required"] == told
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])

@@ -9,7 +9,9 @@ import pytest
 
 from tests.calls import Ask, Caller
 from tests.conversations import DIALECTS, Round, conversation, messages_of
+from tests.e2e.shown import shown_of
 from tests.gateway import Gateway
+from tests.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PADDING: Final = "The valley has hills, rivers, two mills and an old road nobody uses." * 12
@@ -42,6 +44,18 @@ async def test_the_model_gets_the_last_rounds_and_a_summary(
     assert f"[Summary of prior {len(before) - len(after)} turns]: " in text
     assert "Badge 1 is 4001." in text
     assert len(before) - len(after) == seen.lines[0]["notes"]["shape.turns"]
+
+
+async def test_the_rounds_that_went_are_in_the_metrics_and_in_the_span(
+    gateway: Gateway, call: Caller, receiver: OtlpReceiver, question: str
+) -> None:
+    """Their tokens and those of the summary, the same in both."""
+    asked = asking("openai.chat", f"What is badge 1? {question}", OLD + LATER)
+    shown = await shown_of(asked, "chat", call=call, gateway=gateway, receiver=receiver)
+    before, after = shown.span["forebay.cut.shape.rounds"]
+    assert before > 4 * after > 0
+    assert [before, after] == shown.cut("shape.rounds")
+    assert shown.span["forebay.shape.turns"] > 0
 
 
 async def test_other_profiles_send_the_whole_conversation(

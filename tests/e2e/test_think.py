@@ -21,7 +21,7 @@ from tests.e2e.conftest import Gateways
 from tests.exchanges import CHATS
 from tests.gateway import Edit, Gateway, Upstream, dead_port, seconds
 from tests.held_upstream import HeldUpstream
-from tests.otlp import OtlpReceiver
+from tests.otlp import OtlpReceiver, attributes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
@@ -130,13 +130,18 @@ async def test_the_draft_is_part_of_the_requests_trace(
     """One trace holds the client's request, Forebay's work, the draft and both upstreams."""
     mark = light.mark()
     header = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    answered = thinking.metrics().get(COUNTED.format("answered"), 0)
     with thinking.watch():
         await Caller(http, thinking.url)(ask_for(CHAT, QUESTION), "batch", header)
     (drafted,) = light.since(mark)
     assert TRACE == drafted.headers["traceparent"].split("-")[1]
     # Ingress, its calls to Forebay and upstream, Forebay's own, egress, its call upstream.
-    names = [span.name for span in receiver.trace(TRACE, spans=6)]
-    assert "POST egress" in names
+    spans = receiver.trace(TRACE, spans=6)
+    assert "POST egress" in [span.name for span in spans]
+    (ours,) = (told for told in map(attributes, spans) if "forebay.profile" in told)
+    assert ours["forebay.think.tokens"] > 0
+    assert ours["forebay.think.off"] in (True, False)
+    assert answered + 1 == thinking.metrics()[COUNTED.format("answered")]
 
 
 async def test_a_stored_answer_needs_no_draft(
