@@ -7,22 +7,16 @@ from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from filters.api import CONTINUE, Config, Exchange, Filter, Role, Text, Verdict
-from filters.bounds import is_too_much
+from filters.api import CONTINUE, Config, Exchange, Filter, Role, Turn, Verdict
+from filters.bounds import MOST_TEXTS, has_too_many_values, is_too_much
 from filters.errors import PortError
-from filters.rounds import old_rounds, question_in, round_starts, rounds_to_cut, take_old_rounds
-from filters.transcript import (
-    Gone,
-    condense,
-    may_be_transcript,
-    old_parts,
-    read_transcript,
-    write_summary,
-    write_transcript,
-)
+from filters.rounds import old_rounds, question_in, shape_transcript, take_old_rounds
+from filters.token_samples import about_tokens
+from filters.transcript import MOST_ASKED_CHARS, Gone, condense, may_be_transcript, write_summary
 from filters.units import Duration, SomeTime
 
 RULE: Final = "shape.rounds"
+MOST_CHARS: Final = 1_048_576  # 260,000 tokens of English; 3 to 6 ms here to look at and to send
 
 
 class ShapeConfig(Config, frozen=True):
@@ -60,19 +54,28 @@ class ShapeFilter(Filter[ShapeConfig]):
         """Shape the messages, or a transcript in one of them, and note why not."""
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
-        said = _values(exchange)  # hardly any character is more than one token
-        if sum(map(len, said)) <= self.config.limit or self._fits(*said):
+        turns = exchange.prompt.turns()
+        if _has_too_much(exchange, turns):
+            exchange.note("shape.skip", "size")
+            return CONTINUE
+        said = _values(turns)
+        chars = sum(map(len, said))  # hardly any character is more than one token
+        if chars <= self.config.limit:
+            return CONTINUE
+        if chars > MOST_CHARS:
+            exchange.note("shape.skip", "size")
+            return CONTINUE
+        if self._fits(said):
             return CONTINUE
         self._ends_ns = self.ports.clock.monotonic_ns() + round(self.config.deadline * 1e9)
         try:
             await self._shape_messages(exchange, self.config.step)
-            if not self._fits(*_values(exchange)):
+            if not self._fits(_values(exchange.prompt.turns())):
                 await self._shape_messages(exchange, 1)
-            for place in range(len(_asked(exchange))):
-                for step in (self.config.step, 1):
-                    await self._shape_transcript(exchange, place, step)
+            await self._shape_transcripts(exchange)
         except PortError as error:
-            exchange.note("shape.skip", str(error))
+            exchange.note("shape.skip", "no summary")
+            exchange.note("shape.why", str(error))
         return CONTINUE
 
     async def _shape_messages(self, exchange: Exchange, step: int) -> None:
@@ -92,53 +95,81 @@ class ShapeFilter(Filter[ShapeConfig]):
         if summary:
             take_old_rounds(prompt.document, old, summary)
 
-    async def _shape_transcript(self, exchange: Exchange, place: int, step: int) -> None:
-        """Do the same to a conversation that stands in a text of the user's."""
-        text = _asked(exchange)[place]
-        if not may_be_transcript(text.value, self.config.rounds) or self._fits(text.value):
-            return
-        if is_too_much([text.value]):
+    async def _shape_transcripts(self, exchange: Exchange) -> None:
+        """Do the same to conversations that stand in texts of the user's."""
+        config = self.config
+        asked = [
+            text
+            for turn in exchange.prompt.turns()
+            for text in turn.texts
+            if text.role is Role.USER and self._may_be_long_transcript(text.value)
+        ]
+        if is_too_much([text.value for text in asked]):
             exchange.note("shape.skip", "size")
             return
-        before, parts = read_transcript(text.value)
-        starts = round_starts(part.role or Role.SYSTEM for part in parts)
-        cut = rounds_to_cut(len(starts), self.config.rounds, step)
-        if not cut:
-            return
-        old = old_parts(parts, starts, cut, at_question=self.config.place == "question")
-        summary = await self._summarise(exchange, old.gone, parts[starts[-1]].words, old.texts)
-        if summary:
-            text.value = write_transcript(before, old.kept, summary, old.place)
+        for text in asked:
+            for step in (config.step, 1):
+                if self._fits([text.value]):
+                    break
+                shaped = await self.ports.workers.run(
+                    shape_transcript,
+                    text.value,
+                    config.rounds,
+                    step,
+                    config.place,
+                    config.summary,
+                    deadline_s=self._left_s(),
+                )
+                if shaped is None:
+                    break
+                text.value = shaped.text
+                self._say(exchange, shaped.turns, shaped.before, shaped.after)
 
-    def _fits(self, *texts: str) -> bool:
-        return sum(map(self.ports.tokens.estimate, texts)) <= self.config.limit
+    def _may_be_long_transcript(self, text: str) -> bool:
+        return len(text) > self.config.limit and may_be_transcript(text, self.config.rounds)
+
+    def _fits(self, texts: Sequence[str]) -> bool:
+        return about_tokens(texts, self.ports.tokens.estimate) <= self.config.limit
+
+    def _left_s(self) -> float:
+        left_s = (self._ends_ns - self.ports.clock.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            raise PortError("no time left")
+        return left_s
 
     async def _summarise(
         self, exchange: Exchange, gone: Gone, question: str, went: Sequence[str]
     ) -> str:
         """Return what is to stand in the place of `went`, empty when nothing would be won."""
-        left_s = (self._ends_ns - self.ports.clock.monotonic_ns()) / 1e9
-        if left_s <= 0:
-            raise PortError("no time left")
         said = await self.ports.workers.run(
-            condense, gone.words, question, self.config.summary, deadline_s=left_s
+            condense,
+            gone.words,
+            question[-MOST_ASKED_CHARS:],
+            self.config.summary,
+            deadline_s=self._left_s(),
         )
         summary = write_summary(gone.turns, said)
-        before = sum(map(self.ports.tokens.estimate, went))
+        before = about_tokens(went, self.ports.tokens.estimate)
         after = self.ports.tokens.estimate(summary)
-        if not said or after >= before:
+        turns = gone.turns if said and after < before else 0
+        self._say(exchange, turns, before, after)
+        return summary if turns else ""
+
+    def _say(self, exchange: Exchange, turns: int, before: int, after: int) -> None:
+        if not turns:
             exchange.note("shape.skip", "nothing to win")
-            return ""
+            return
         exchange.cut(RULE, before, after)
-        exchange.note("shape.turns", gone.turns)
-        return summary
+        exchange.note("shape.turns", turns)
 
 
-def _values(exchange: Exchange) -> list[str]:
-    return [text.value for turn in exchange.prompt.turns() for text in turn.texts]
+def _has_too_much(exchange: Exchange, turns: Sequence[Turn]) -> bool:
+    """Tell whether there are too many messages to go through, or too much in those with tools."""
+    if len(turns) > MOST_TEXTS or sum(len(turn.texts) for turn in turns) > MOST_TEXTS:
+        return True
+    has_tools = any(turn.has_tool for turn in turns)
+    return has_tools and has_too_many_values(exchange.prompt.document.raw)
 
 
-def _asked(exchange: Exchange) -> list[Text]:
-    """Return the user's texts, each of which may be a transcript."""
-    turns = exchange.prompt.turns()
-    return [text for turn in turns for text in turn.texts if text.role is Role.USER]
+def _values(turns: Sequence[Turn]) -> list[str]:
+    return [text.value for turn in turns for text in turn.texts]

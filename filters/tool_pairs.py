@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from filters.document import Json
 
@@ -14,29 +14,35 @@ _CALLS: Final = ("functionCall", "function_call")
 _RESULTS: Final = ("functionResponse", "function_response")
 
 
-def breaks_a_pair(kept: Sequence[Json], gone: Sequence[Json]) -> bool:
+class Ends(NamedTuple):
+    """What pairs the calls and the results in one message."""
+
+    calls: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+
+def ends_in(message: Json) -> Ends:
+    """Return the names that make pairs of what is in a message; goes through all of it."""
+    calls: list[str] = []
+    results: list[str] = []
+    for is_result, name in _tools(message):
+        (results if is_result else calls).append(name)
+    return Ends(tuple(calls), tuple(results))
+
+
+def breaks_a_pair(kept: Sequence[Ends], gone: Sequence[Ends]) -> bool:
     """Tell whether of a call and its result one stays and the other goes."""
     return _answers(kept, gone) or _answers(gone, kept)
 
 
-def _answers(messages: Sequence[Json], others: Sequence[Json]) -> bool:
+def _answers(messages: Sequence[Ends], others: Sequence[Ends]) -> bool:
     """Tell whether a result in `messages` has its call in `others` alone.
 
     Some clients give every round's calls the same names, so it counts how many there are.
     """
-    calls, results = _ends(messages)
-    missing = results - calls
-    return bool(missing) and not missing.keys().isdisjoint(_ends(others)[0])
-
-
-def _ends(messages: Sequence[Json]) -> tuple[Counter[str], Counter[str]]:
-    """Count the calls and the results in messages, by the name that makes them a pair."""
-    calls: Counter[str] = Counter()
-    results: Counter[str] = Counter()
-    for message in messages:
-        for is_result, name in _tools(message):
-            (results if is_result else calls)[name] += 1
-    return calls, results
+    results = Counter(name for ends in messages for name in ends.results)
+    missing = results - Counter(name for ends in messages for name in ends.calls)
+    return bool(missing) and any(name in missing for ends in others for name in ends.calls)
 
 
 def _tools(value: Json, key: str = "") -> Iterator[tuple[bool, str]]:

@@ -32,6 +32,8 @@ _MARK: Final = re.compile(
 )
 _CODE: Final = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _MOST_CHARS: Final = 131_072  # about 80 ms to summarise; a longer text would be late
+MOST_ASKED_CHARS: Final = 4_000  # of a question; what it asks stands at its end
+_MOST_ASKED_TERMS: Final = 64  # each is looked for in each message
 _MARGIN: Final = 0.9  # an estimate may be 15 % off; few texts are as far off as that
 
 
@@ -51,14 +53,15 @@ class Gone(NamedTuple):
     turns: int
     words: tuple[str, ...]
 
-    def __add__(self, other: object) -> Gone:
-        """Join two: the turns add up."""
-        if not isinstance(other, Gone):
-            return NotImplemented
-        return Gone(self.turns + other.turns, self.words + other.words)
-
 
 NOTHING: Final = Gone(0, ())
+
+
+def join(several: Sequence[Gone]) -> Gone:
+    """Return several as one: the turns add up."""
+    return Gone(
+        sum(one.turns for one in several), tuple(word for one in several for word in one.words)
+    )
 
 
 def may_be_transcript(text: str, rounds: int) -> bool:
@@ -125,7 +128,7 @@ def old_parts(
     parts: Sequence[Part], starts: Sequence[int], cut: int, *, at_question: bool
 ) -> OldParts:
     """Take out the first `cut` of the rounds that begin at `starts`, but for system prompts."""
-    gone = NOTHING
+    gone: list[Gone] = []
     texts: list[str] = []
     kept: list[Part] = []
     place = 0
@@ -133,14 +136,14 @@ def old_parts(
         if index == starts[-1 if at_question else cut]:
             place = len(kept)
         if part.role is None:
-            gone += take_summary(part.text)[0]
+            gone.append(take_summary(part.text)[0])
         elif starts[0] <= index < starts[cut] and part.role is not Role.SYSTEM:
-            gone += Gone(1, (part.words,))
+            gone.append(Gone(1, (part.words,)))
         else:
             kept.append(part)
             continue
         texts.append(part.text)
-    return OldParts(gone, tuple(texts), tuple(kept), place)
+    return OldParts(join(gone), tuple(texts), tuple(kept), place)
 
 
 def _bounded(words: Sequence[str], question: str) -> Sequence[str]:
@@ -150,7 +153,7 @@ def _bounded(words: Sequence[str], question: str) -> Sequence[str]:
     """
     if sum(map(len, words)) <= _MOST_CHARS:
         return words
-    asked = set(terms_of(question))
+    asked = set(terms_of(question)[-_MOST_ASKED_TERMS:])
     lower = [one.lower() for one in words]
     order = sorted(
         range(len(words)), key=lambda at: (-sum(term in lower[at] for term in asked), -at)
@@ -170,6 +173,7 @@ def condense(words: Sequence[str], question: str, tokens: int) -> str:
 
     Code is left out: lines of it picked here and there are none. Empty when no words are left.
     """
+    question = question[-MOST_ASKED_CHARS:]
     said = [_CODE.sub(" ", one).strip() for one in words]
     most = max(int(tokens * _MARGIN), 1)
     kept = summarise_all(_bounded([one for one in said if one], question), most, question)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -20,8 +22,10 @@ from filters.shape import ShapeConfig, ShapeFilter
 from filters.transcript import take_summary
 from tests.conversations import DIALECTS, Round, conversation, messages_of
 from tests.exchanges import CHATS, WORDS, ask, exchange_of
-from tests.fakes import FakeWorkers, drive, fake_ports
+from tests.fakes import FakeClock, FakeTokens, FakeWorkers, drive, fake_ports
 from tests.golden_cases import written
+
+T = TypeVar("T")
 
 PADDING = "The valley has hills, rivers, two mills and an old road that nobody uses. " * 6
 SMALL = ShapeConfig(limit=200)
@@ -247,7 +251,8 @@ def test_a_summary_that_cannot_be_had_leaves_the_prompt_as_it_was() -> None:
     workers.failing = True
     exchange = conversation("openai.chat", rounds(7))
     assert exchange.prompt.document.raw is shaped(exchange, workers=workers)
-    assert ("fake workers: told to fail", []) == (exchange.notes["shape.skip"], exchange.cuts)
+    assert ("no summary", []) == (exchange.notes["shape.skip"], exchange.cuts)
+    assert "fake workers: told to fail" == exchange.notes["shape.why"]
 
 
 def test_rounds_that_are_shorter_than_their_summary_stay() -> None:
@@ -271,6 +276,125 @@ def test_a_cut_says_what_went_and_what_came() -> None:
 def test_the_proxy_waits_for_all_summaries_together() -> None:
     """`deadline` bounds them, however many there are."""
     assert 1.0 == ShapeFilter.longest_wait_s(ShapeConfig())
+
+
+# --- Bounds --------------------------------------------------------------------------------------
+
+
+class Metered(FakeTokens):
+    """Keeps how many texts and characters it was asked to estimate."""
+
+    def __init__(self) -> None:
+        self.texts = self.chars = 0
+
+    def estimate(self, text: str) -> int:
+        self.texts += 1
+        self.chars += len(text)
+        return super().estimate(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("answer", ["", "Noted."])
+def test_a_conversation_of_thousands_of_messages_stays(dialect: str, answer: str) -> None:
+    """It is not even estimated."""
+    exchange = conversation(dialect, [Round(PADDING, answer) for _ in range(5_000)])
+    tokens = Metered()
+    begun_s = time.thread_time()
+    assert exchange.prompt.document.raw is shaped(exchange, tokens=tokens)
+    assert time.thread_time() - begun_s < 2
+    assert ({"shape.skip": "size"}, 0) == (exchange.notes, tokens.texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("media", [False, True])
+def test_what_cannot_be_shaped_is_gone_through_a_few_times(dialect: str, media: bool) -> None:
+    """Messages of the user's in a row, or rounds with images."""
+    answer = "I see." if media else ""
+    said = [Round(PADDING, answer, media=media) for _ in range(1_000 if media else 2_000)]
+    exchange = conversation(dialect, said)
+    tokens = Metered()
+    begun_s = time.thread_time()
+    assert exchange.prompt.document.raw is shaped(exchange, tokens=tokens)
+    assert time.thread_time() - begun_s < 1
+    assert ({}, []) == (exchange.notes, exchange.cuts)
+    assert tokens.chars <= 2 * 65_536
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_long_conversation_within_bounds_is_shaped(dialect: str) -> None:
+    """A million characters in two thousand messages."""
+    exchange = conversation(dialect, [Round(PADDING[:450], PADDING[:450])] * 1_000)
+    tokens = Metered()
+    shaped(exchange, ShapeConfig(limit=1_000), tokens=tokens)
+    assert 6 == len(exchange.prompt.turns()) - 2
+    assert tokens.chars < 4 * 65_536
+
+
+def test_a_conversation_of_megabytes_stays() -> None:
+    """It would hold up the worker, and sending it everybody else."""
+    exchange = conversation("openai.chat", [Round(PADDING * 30, "Noted.") for _ in range(100)])
+    tokens = Metered()
+    assert exchange.prompt.document.raw is shaped(exchange, tokens=tokens)
+    assert ({"shape.skip": "size"}, 0) == (exchange.notes, tokens.texts)
+
+
+def test_calls_of_tools_with_too_many_values_stay() -> None:
+    """All of them are looked at for what belongs together."""
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {"values": [0] * 150_000}}
+    messages = [
+        {"role": "user", "content": PADDING * 4},
+        {"role": "assistant", "content": [call]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}],
+        },
+    ] * 2
+    body = json.dumps({"model": "m", "max_tokens": 1, "messages": messages}).encode()
+    exchange = exchange_of("anthropic.messages", body, "/v1/messages")
+    assert body is shaped(exchange)
+    assert {"shape.skip": "size"} == exchange.notes
+
+
+def transcripts(count: int, rounds: int) -> Exchange:
+    """Return an exchange with so many transcripts, each a text of one message."""
+    lines = f"[User]: {PADDING}\n[Model]: Noted.\n" * rounds
+    parts = [{"type": "text", "text": f"{lines}[User]: Why?"} for _ in range(count)]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
+    return exchange_of("openai.chat", body, "/v1/chat/completions")
+
+
+def test_transcripts_that_are_too_much_together_stay() -> None:
+    """However short each is."""
+    exchange = transcripts(9, 70)
+    workers = FakeWorkers()
+    assert exchange.prompt.document.raw is shaped(exchange, workers=workers)
+    assert ({"shape.skip": "size"}, []) == (exchange.notes, workers.calls)
+
+
+def test_transcripts_are_shaped_while_there_is_time() -> None:
+    """The deadline is that of all together; what was shaped stays shaped."""
+    clock = FakeClock()
+
+    class Slow(FakeWorkers):
+        async def run(self, work: Callable[..., T], *arguments: Any, deadline_s: float) -> T:
+            clock.advance(0.6)
+            return await super().run(work, *arguments, deadline_s=deadline_s)
+
+    exchange = transcripts(4, 8)
+    workers = Slow()
+    shape = ShapeFilter(ShapeConfig(limit=500), None, fake_ports(clock, workers=workers))
+    drive(shape.on_request(exchange))
+    assert ["shape_transcript"] * 2 == workers.calls
+    assert [True, True, False, False] == [
+        text.startswith("[Summary of prior ") for text in values(exchange.prompt, Role.USER)
+    ]
+    assert ("no summary", "no time left") == (
+        exchange.notes["shape.skip"],
+        exchange.notes["shape.why"],
+    )
 
 
 # --- Any conversation ----------------------------------------------------------------------------
