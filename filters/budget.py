@@ -11,14 +11,19 @@ import msgspec
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Text, Verdict
 from filters.bounds import MOST_TEXTS
 from filters.errors import ConfigError, PortError
-from filters.shortening import Plan, Shortened, extract, plan, put_one
+from filters.shortening import MOST_ORDERS_CHARS, Plan, Shortened, extract, plan, put_one
+from filters.token_samples import MOST_WHOLE_CHARS, about_tokens
 from filters.units import ClusterName, Duration, SomeTime
 
 T = TypeVar("T")
 
 INLINE_CHARS: Final = 4_096  # 1 ms; to have it done elsewhere takes 0.3 ms and a process
-MOST_CHARS_APART: Final = 1_048_576  # 0.9 s in a worker; counting and sending them there 6 ms here
+CHARS_FOR_TEXT: Final = 64  # what it costs to look at a text at all, as so many of its characters
+# 0.9 s in a worker in English, 1.3 s in Chinese. What is done with them here takes 3 ms, and 15 ms
+# where a limit of hundreds of thousands of tokens is near.
+MOST_CHARS_APART: Final = 1_048_576
 DOUBT: Final = 1.25  # the estimate is nearer than that, but for very short texts
+DOUBT_SAMPLED: Final = 1.4  # and 10 % farther off where it comes from samples
 WORDED: Final = frozenset(("translate", "code", "rewrite", "greeting"))
 """Intents that work on every word, or on no document."""
 MOST_ASKED_CHARS: Final = 2_000
@@ -87,40 +92,58 @@ class BudgetFilter(Filter[BudgetConfig]):
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
         turns = exchange.prompt.turns()
+        if sum(len(turn.texts) for turn in turns) > MOST_TEXTS:
+            self._skip(exchange, "size")
+            return CONTINUE
         said = [text.value for turn in turns for text in turn.texts]
         tokens = self._count(said, exchange.prompt.model)
         exchange.note("budget.tokens", tokens)
         if tokens <= self.config.limit:
             return CONTINUE
         if exchange.task is not None and exchange.task.intent in WORDED:
-            exchange.note("budget.skip", f"every word counts: {exchange.task.intent}")
+            self._skip(exchange, "every word counts", exchange.task.intent)
             return CONTINUE
         users = [turn for turn in turns if turn.role is Role.USER]
         texts = [text for turn in users for text in turn.texts if text.role is Role.USER]
         if not texts or users[-1] is not turns[-1]:
-            exchange.note("budget.skip", "the last word is not the user's")
+            self._skip(exchange, "the last word is not the user's")
             return CONTINUE
         asked = sum(text.role is Role.USER for text in users[-1].texts)
-        orders = [text.value for turn in turns for text in turn.texts if text.role is Role.SYSTEM]
+        systems = [text.value for turn in turns for text in turn.texts if text.role is Role.SYSTEM]
+        orders = "\n".join(systems)[:MOST_ORDERS_CHARS]
+        self._ends_ns = self.ports.clock.monotonic_ns() + round(self.config.deadline * 1e9)
         try:
-            await self._shorten(exchange, texts, len(texts) - asked, "\n".join(orders))
+            await self._shorten(exchange, texts, len(texts) - asked, orders)
         except PortError as error:
-            exchange.note("budget.skip", str(error))
+            self._skip(exchange, "no summary", str(error))
         return CONTINUE
 
+    def _skip(self, exchange: Exchange, reason: str, why: str = "") -> None:
+        """Note one of a few reasons, which is a metric's label, and apart from it what may vary."""
+        exchange.note("budget.skip", reason)
+        if why:
+            exchange.note("budget.why", why)
+
     def _count(self, said: Sequence[str], model: str) -> int:
-        """Return how many tokens the texts are: exactly where the limit is near."""
-        tokens = sum(map(self.ports.tokens.estimate, said))
-        if tokens > self.config.limit * DOUBT or tokens * DOUBT < self.config.limit:
+        """Return how many tokens the texts are: exactly where the limit is near.
+
+        Long ones are counted from samples, and those that are too long to be shortened not at all.
+        """
+        tokens, limit = about_tokens(said, self.ports.tokens.estimate), self.config.limit
+        chars = sum(map(len, said))
+        doubt = DOUBT if chars <= MOST_WHOLE_CHARS else DOUBT_SAMPLED
+        if tokens > limit * doubt or tokens * doubt < limit or chars > MOST_CHARS_APART:
             return tokens
-        return sum(self.ports.tokens.count(text, model) for text in said)
+        if chars <= MOST_WHOLE_CHARS:
+            return sum(self.ports.tokens.count(text, model) for text in said)
+        return self.ports.tokens.count("\n".join(said), model)
 
     async def _shorten(
         self, exchange: Exchange, texts: Sequence[Text], asked_from: int, orders: str
     ) -> None:
         values = [text.value for text in texts]
-        if len(values) > MOST_TEXTS or sum(map(len, values)) > MOST_CHARS_APART:
-            exchange.note("budget.skip", "size")
+        if sum(map(len, values)) > MOST_CHARS_APART:
+            self._skip(exchange, "size")
             return
         if self.config.backend is Backend.EXTRACTIVE:
             shortened = await self._work(
@@ -129,7 +152,8 @@ class BudgetFilter(Filter[BudgetConfig]):
         else:
             shortened = await self._asked_of_a_model(exchange, values, asked_from, orders)
         if shortened.why_not:
-            exchange.note("budget.skip", shortened.why_not)
+            reason, _, why = shortened.why_not.partition(": ")
+            self._skip(exchange, reason, why)
             return
         for index, value in shortened.texts.items():
             texts[index].value = value
@@ -138,13 +162,12 @@ class BudgetFilter(Filter[BudgetConfig]):
     async def _asked_of_a_model(
         self, exchange: Exchange, values: Sequence[str], asked_from: int, orders: str
     ) -> Shortened:
-        started_ns = self.ports.clock.monotonic_ns()
         planned: Plan = await self._work(values, plan, values, asked_from, orders)
         if planned.why_not:
             return Shortened({}, 0, 0, planned.why_not)
         document = "\n\n".join(piece.prose for piece in planned.pieces)
         config = self.config
-        left_s = config.deadline - (self.ports.clock.monotonic_ns() - started_ns) / 1e9
+        left_s = self._left_s()
         if config.backend is Backend.BART:
             summary = await self.ports.models.summarise(
                 config.folder, document, config.summary, left_s
@@ -164,10 +187,16 @@ class BudgetFilter(Filter[BudgetConfig]):
             )
         if not summary.strip():
             raise PortError("the summary is empty")
-        return put_one(values, planned, summary)
+        return await self._work(values, put_one, values, planned, summary)
 
     async def _work(self, values: Sequence[str], work: Callable[..., T], *arguments: Any) -> T:
         """Return `work(*arguments)`, done apart from the loop unless there is little to do."""
-        if sum(map(len, values)) <= INLINE_CHARS:
+        if sum(map(len, values)) + CHARS_FOR_TEXT * len(values) <= INLINE_CHARS:
             return work(*arguments)
-        return await self.ports.workers.run(work, *arguments, deadline_s=self.config.deadline)
+        return await self.ports.workers.run(work, *arguments, deadline_s=self._left_s())
+
+    def _left_s(self) -> float:
+        left_s = (self._ends_ns - self.ports.clock.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            raise PortError("no time left")
+        return left_s

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import pytest
 
 from filters.api import CONTINUE, Cut, Exchange, Task
 from filters.budget import INLINE_CHARS, MOST_CHARS_APART, Backend, BudgetConfig, BudgetFilter
 from filters.document import encode, parse
-from filters.errors import ConfigError
+from filters.errors import ConfigError, PortError
 from filters.shortening import MARK
 from filters.token_estimate import estimate_tokens
 from filters.units import Duration
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import (
+    FakeClock,
     FakeModels,
     FakeTokens,
     FakeUpstream,
@@ -24,6 +26,8 @@ from tests.fakes import (
     fake_ports,
 )
 from tests.texts import TEXTS
+
+T = TypeVar("T")
 
 LETTER: Final = TEXTS["english_letter"][0]
 REPORT: Final = TEXTS["english_report"][0]
@@ -103,7 +107,8 @@ def test_a_worker_that_fails_leaves_the_prompt() -> None:
     workers = FakeWorkers()
     workers.failing = True
     assert exchange.prompt.document.raw == budgeted(exchange, workers=workers)
-    assert "fake workers: told to fail" == exchange.notes["budget.skip"]
+    assert "no summary" == exchange.notes["budget.skip"]
+    assert "fake workers: told to fail" == exchange.notes["budget.why"]
     assert [] == exchange.cuts
 
 
@@ -149,7 +154,8 @@ def test_an_intent_that_works_on_every_word_keeps_them(intent: str) -> None:
     exchange = ask("openai.chat", about(LETTER, "Now in the tongue of the Gauls."))
     exchange.task = Task(intent, "general", 0.9)
     assert exchange.prompt.document.raw == budgeted(exchange)
-    assert f"every word counts: {intent}" == exchange.notes["budget.skip"]
+    assert "every word counts" == exchange.notes["budget.skip"]
+    assert intent == exchange.notes["budget.why"]
 
 
 def test_other_intents_do_not() -> None:
@@ -220,6 +226,77 @@ def test_what_is_too_much_stays() -> None:
     assert "size" == exchange.notes["budget.skip"]
 
 
+class Metered(FakeTokens):
+    """Keeps how much it was asked to estimate and to count."""
+
+    def __init__(self) -> None:
+        self.estimated = self.counted = 0
+        self.texts: list[int] = []
+
+    def estimate(self, text: str) -> int:
+        self.estimated += len(text)
+        return FakeTokens.count(self, text)
+
+    def count(self, text: str, model: str = "") -> int:
+        self.texts.append(len(text))
+        return FakeTokens.count(self, text)
+
+
+def test_a_prompt_of_megabytes_is_estimated_from_samples() -> None:
+    """Everybody waits for an estimate, and longer for a count."""
+    tokens = Metered()
+    exchange = ask("openai.chat", "A sentence of some words. " * 160_000)
+    budgeted(exchange, BudgetConfig(limit=1_000_000), tokens=tokens)
+    assert (65_536, []) == (tokens.estimated, tokens.texts)
+    assert abs(int(exchange.notes["budget.tokens"]) - 1_040_000) < 2_000
+    assert "size" == exchange.notes["budget.skip"]
+
+
+def test_near_a_high_limit_a_long_prompt_is_counted_from_samples_as_a_whole() -> None:
+    """Thirteen texts of 64 KB would each be counted exactly: as many times 5 to 10 ms."""
+    tokens = Metered()
+    parts = [{"type": "text", "text": "A sentence of some words. " * 2_500} for _ in range(13)]
+    body = encode({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    exchange = exchange_of("openai.chat", body, CHAT)
+    budgeted(exchange, BudgetConfig(limit=220_000), tokens=tokens)
+    assert ([13 * 65_000 + 12], 65_536) == (tokens.texts, tokens.estimated)
+    assert "budget.skip" not in exchange.notes
+
+
+def test_more_texts_than_can_be_gone_through_stay() -> None:
+    """They are not even counted."""
+    tokens = Metered()
+    messages = [{"role": "user", "content": "A sentence of some words. "}] * 3_000
+    body = encode({"model": "m", "messages": messages})
+    exchange = exchange_of("openai.chat", body, CHAT)
+    assert body is budgeted(exchange, tokens=tokens)
+    assert ({"budget.skip": "size"}, 0) == (exchange.notes, tokens.estimated)
+
+
+def test_many_short_texts_are_worked_on_apart_from_the_loop() -> None:
+    """Each costs something, however short it is."""
+    messages = [{"role": "user", "content": "ab"}] * 2_000
+    body = encode({"model": "m", "messages": messages})
+    workers = FakeWorkers()
+    budgeted(exchange_of("openai.chat", body, CHAT), workers=workers)
+    assert ["extract"] == workers.calls
+
+
+class Sent(FakeWorkers):
+    """Keeps how many characters of the system prompt it was sent."""
+
+    async def run(self, work: Callable[..., T], *arguments: Any, deadline_s: float) -> T:
+        self.calls.append(str(len(arguments[2])))
+        raise PortError("fake workers: told to fail")
+
+
+def test_of_a_long_system_prompt_the_beginning_is_sent() -> None:
+    """What it is for stands there."""
+    workers = Sent()
+    budgeted(ask("openai.chat", about(LONG * 2), system="Be kind. " * 100_000), workers=workers)
+    assert ["4000"] == workers.calls
+
+
 BART: Final = BudgetConfig(limit=100, summary=48, backend=Backend.BART, folder="/models/bart")
 UPSTREAM: Final = BudgetConfig(
     limit=100,
@@ -242,6 +319,32 @@ def test_a_model_may_make_the_summary(config: BudgetConfig) -> None:
     after = estimate_tokens(f"{MARK}A bracket.")
     assert Cut(f"budget.{config.backend}", estimate_tokens(LETTER), after) == cut
     assert [] == [upstream.asked, models.calls][config is UPSTREAM]
+
+
+def test_a_summary_is_put_into_a_long_prompt_apart_from_the_loop() -> None:
+    """As it is looked through."""
+    workers = FakeWorkers()
+    models = FakeModels(summary="A bracket.")
+    budgeted(ask("openai.chat", about(LONG * 2)), BART, workers=workers, models=models)
+    assert ["plan", "put_one"] == workers.calls
+
+
+def test_all_work_on_a_prompt_shares_one_deadline() -> None:
+    """A back end that used it up leaves no time for more."""
+    clock = FakeClock()
+
+    class Slow(FakeModels):
+        async def summarise(
+            self, folder: str, text: str, max_tokens: int, deadline_s: float
+        ) -> str:
+            clock.advance(deadline_s)
+            return "A bracket."
+
+    exchange = ask("openai.chat", about(LONG * 2))
+    budget = BudgetFilter(BART, None, fake_ports(clock, models=Slow()))
+    drive(budget.on_request(exchange))
+    assert "no summary" == exchange.notes["budget.skip"]
+    assert "no time left" == exchange.notes["budget.why"]
 
 
 def test_the_folder_gets_the_document_alone() -> None:
@@ -267,18 +370,22 @@ def test_a_model_that_fails_leaves_the_prompt(config: BudgetConfig) -> None:
     """The original goes on, and the note says why."""
     exchange = ask("openai.chat", about(LETTER))
     assert exchange.prompt.document.raw == budgeted(exchange, config)
-    assert "nothing to" in str(exchange.notes["budget.skip"])
+    assert "no summary" == exchange.notes["budget.skip"]
+    assert "nothing to" in str(exchange.notes["budget.why"])
 
 
 @pytest.mark.parametrize(
-    ("summary", "why"), [("  \n", "the summary is empty"), (LETTER, "nothing to gain")]
+    ("summary", "reason", "why"),
+    [("  \n", "no summary", "the summary is empty"), (LETTER, "nothing to gain", None)],
 )
-def test_a_summary_that_is_none_leaves_the_prompt(summary: str, why: str) -> None:
+def test_a_summary_that_is_none_leaves_the_prompt(
+    summary: str, reason: str, why: str | None
+) -> None:
     """Empty, or as long as the document."""
     exchange = ask("openai.chat", about(LETTER))
     models = FakeModels(summary=summary)
     assert exchange.prompt.document.raw == budgeted(exchange, BART, models=models)
-    assert why == exchange.notes["budget.skip"]
+    assert (reason, why) == (exchange.notes["budget.skip"], exchange.notes.get("budget.why"))
 
 
 @pytest.mark.parametrize(
