@@ -7,39 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from filters.segments import edit_prose, is_code
+from filters.tags import TAG, Tags, is_between, read_tags
 from filters.words import WordFinder
 
-_BLOCK: Final = (
-    "address|article|aside|blockquote|body|br|center|details|dialog|div|dl|fieldset|figcaption"
-    "|figure|footer|form|h[1-6]|head|header|hgroup|hr|html|iframe|legend|link|main|menu|meta|nav"
-    "|noscript|object|ol|optgroup|p|picture|section|select|source|summary|svg|table|tbody|tfoot"
-    "|thead|title|ul|video"
-)
-_ROW: Final = "dd|dt|li|option|tr"
-_CELL: Final = "caption|col|colgroup|td|th"
-_INLINE: Final = (
-    "a|abbr|acronym|area|audio|b|base|bdi|bdo|big|button|canvas|cite|data|datalist|del|dfn|em|embed"
-    "|font|i|img|input|ins|kbd|label|map|mark|meter|nobr|param|progress|q|rp|rt|ruby|s|samp|small"
-    "|span|strike|strong|sub|sup|template|textarea|time|track|tt|u|var|wbr"
-)
-# Only names HTML knows: prompts use tags of their own, such as <context> or <question>, as frames.
-# An attribute list of over 4,000 characters is not one: the bound keeps the search linear. So does
-# that the list takes the spaces behind it and never gives one back.
-_ATTRIBUTES: Final = r"""(?:\s(?:[^<>"']|"[^"<]*"|'[^'<]*'){0,4000}+)?+"""
-_TAG: Final = re.compile(
-    rf"</?(?P<name>(?P<block>{_BLOCK})|(?P<row>{_ROW})|(?P<cell>{_CELL})|{_INLINE})"
-    rf"(?P<attributes>{_ATTRIBUTES})/?>",
-    re.IGNORECASE,
-)
-_AMBIGUOUS: Final = frozenset(
-    (
-        "address", "article", "aside", "body", "cite", "data", "details", "dialog", "footer",
-        "form", "head", "header", "label", "main", "mark", "menu", "meta", "option", "q",
-        "section", "source", "summary", "template", "time", "title",
-    )
-)  # fmt: skip
-_KNOWN: Final = re.compile(rf"{_BLOCK}|{_ROW}|{_CELL}|{_INLINE}|script|style|pre|svg|path|g|output")
-_CLOSING: Final = re.compile(r"</([a-zA-Z][\w.-]{0,40})>")
 _HIDDEN_OPEN: Final = re.compile(
     r"<(?P<comment>!--)|<(?P<name>script|style)\b[^<>]{0,4000}>", re.IGNORECASE
 )
@@ -86,6 +56,8 @@ _ABOUT_MARKUP: Final = WordFinder(
         "转义",
     ]
 )  # fmt: skip
+_NAMED_CHARS: Final = 200  # between `<script>` and `</script>` where both are named
+_SCRIPT: Final = re.compile(r"[={}();:<\n]")
 _LINE_CHARS: Final = 200  # before a script: whether it stands in a line of code
 _INDENT: Final = re.compile(r"\n[ \t]+")
 _SPACES: Final = re.compile(r"\n +")
@@ -100,47 +72,58 @@ _ENDS_CHARS: Final = 4_000  # a question stands before or behind what it is abou
 
 
 def is_about_markup(texts: Iterable[str], systems: Iterable[str] = ()) -> bool:
-    """Tell whether what is said around the tags of texts speaks of markup: it may be the subject.
+    """Tell whether what is said outside the elements of texts speaks of markup: it may be asked.
 
-    Of a text that is tags from end to end all that is said counts. Only the beginning and the end
-    of what is said are looked at. Of `systems`, system prompts, a few plain words count.
+    So it is where a sentence names a tag. Of a text that is tags from end to end all that is said
+    counts. Only the beginning and the end of what is said are looked at. Of `systems`, system
+    prompts, a few plain words count.
     """
     return any(
         said is None
         or _ABOUT_MARKUP.first(said[:_ENDS_CHARS])
         or _ABOUT_MARKUP.first(said[-_ENDS_CHARS:])
-        for said in map(_said_around, texts)
+        for said in map(_said_outside, texts)
     ) or any(_WORKS_ON_MARKUP.first(system[:_ENDS_CHARS]) for system in systems)
 
 
-def _said_around(text: str) -> str | None:
-    """Return what is said around tags; None where they hold nothing else to be about."""
+def _said_outside(text: str) -> str | None:
+    """Return what is said outside elements; None where tags are or hold nothing else."""
     if "<" not in text:
         return text
     bare = _bare(text)
-    first, last = _ends_of_tags(bare)
-    if first is None or last is None:
+    tags = read_tags(bare)
+    if tags.names_a_tag or tags.is_source:
+        return None
+    if tags.first is None or tags.last is None:
         return bare
-    around = f"{bare[: first.start()]} {bare[last.end() :]}"
-    if not any(map(str.isalnum, around)):
-        return _TAG.sub(" ", bare)
-    page = bare[first.start() : last.end()]
-    if last[0][1] != "/" or any(map(str.isalnum, _TAG.sub("", page))):
-        return around
-    return None
+    begins, ends = tags.first.start(), tags.last.end()
+    if not _speaks(bare[:begins]) and not _speaks(bare[ends:]):
+        return TAG.sub(" ", bare)
+    if tags.last[0][1] == "/" and not _speaks(TAG.sub("", bare[begins:ends])):
+        return None
+    outside: list[str] = []
+    at = 0
+    for start, end in tags.spans:
+        outside.append(bare[at:start])
+        at = end
+    return TAG.sub(" ", " ".join((*outside, bare[at:])))
+
+
+def _speaks(text: str) -> bool:
+    return any(map(str.isalnum, text))
 
 
 def strip_markup(text: str) -> str:
     """Return `text` without HTML tags, comments, scripts and styles, outside code.
 
     Block tags and rows become line breaks, table cells a tab, entities characters. Tags that HTML
-    does not know stay.
+    does not know stay, and those that are named and mark nothing up.
     """
-    if "<" in text and (_TAG.search(text) or _HIDDEN_OPEN.search(text)):
-        frames = _frames(text)
+    if "<" in text and (TAG.search(text) or _HIDDEN_OPEN.search(text)):
         # First whole scripts, whose lines are code; then tags, where lines of code may hold some.
         bare = edit_prose(text, _bare, unmarked=False)
-        stripped = edit_prose(bare, lambda prose: _strip(prose, frames))
+        tags = read_tags(bare)
+        stripped = edit_prose(bare, lambda prose: _strip(prose, tags))
         if text.startswith("<"):
             stripped = stripped.lstrip("\n")
         return stripped.rstrip() if text.endswith(">") else stripped
@@ -149,54 +132,32 @@ def strip_markup(text: str) -> str:
     return text
 
 
-def _frames(text: str) -> frozenset[str]:
-    """Return the names that HTML knows and that frame a part of the prompt here.
-
-    Prompts call frames `<source>` or `<summary>` as well: without attributes, beside frames that
-    HTML does not know or with no other HTML around.
-    """
-    plain: set[str] = set()
-    adorned: set[str] = set()
-    is_page = False
-    for tag in _TAG.finditer(text):
-        name = tag["name"].lower()
-        if name not in _AMBIGUOUS:
-            is_page = True
-        elif tag["attributes"]:
-            adorned.add(name)
-        else:
-            plain.add(name)
-    if plain and is_page:
-        closed = (name.lower() for name in _CLOSING.findall(text))
-        is_page = all(_KNOWN.fullmatch(name) for name in closed)
-    return frozenset() if is_page else frozenset(plain - adorned)
-
-
-def _strip(prose: str, frames: frozenset[str]) -> str:
-    first, last = _ends_of_tags(prose)
-    if first is None or last is None:
+def _strip(prose: str, tags: Tags) -> str:
+    begins = end = -1
+    ends_block = False
+    gaps: list[str | None] = []  # what takes each tag's place from the first that goes; None: stays
+    for tag in TAG.finditer(prose):
+        gap = None if tags.keep(tag) else _gap(tag)
+        if gap is not None:
+            begins = tag.start() if begins < 0 else begins
+            end = tag.end()
+            ends_block = tag["block"] is not None
+        if begins >= 0:
+            gaps.append(gap)
+    if begins < 0:
         return _decode(prose)
-    closed: dict[str, bool] = {}
     # Between tags a line's indentation is the page's own layout, and so are spaces behind a block;
     # a tab at the beginning of a line is an empty cell.
-    begins = max(first.start() - 1, 0)  # a tag is judged by the character before it
-    page = _INDENT.sub("\n", prose[begins : last.end()])
-    page = _TAG.sub(lambda tag: _gap(tag, closed, frames), page)
+    page = _INDENT.sub("\n", prose[begins:end])
+    each = iter(gaps)
+    page = TAG.sub(lambda tag: tag[0] if (gap := next(each, None)) is None else gap, page)
     page = _decode(_SPACES.sub("\n", page))
-    rest = prose[last.end() :]
-    return f"{prose[:begins]}{page}{rest.lstrip(' ') if last['block'] else rest}"
+    rest = prose[end:]
+    return f"{prose[:begins]}{page}{rest.lstrip(' ') if ends_block else rest}"
 
 
 def _bare(text: str) -> str:
     return _DOCTYPE.sub("", _drop_hidden(text))
-
-
-def _ends_of_tags(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
-    """Return the first tag and the last."""
-    first = last = None
-    for last in _TAG.finditer(text):
-        first = first or last
-    return first, last
 
 
 def _decode(prose: str) -> str:
@@ -215,26 +176,13 @@ def _character(entity: re.Match[str]) -> str:
     return character if character.isprintable() and character not in "<>&" else entity[0]
 
 
-def _gap(tag: re.Match[str], closed: dict[str, bool], frames: frozenset[str]) -> str:
-    """Return what takes a tag's place; `closed` keeps which one-letter tags are closed."""
-    if frames and tag["name"].lower() in frames:
-        return tag[0]
+def _gap(tag: re.Match[str]) -> str:
+    """Return what takes a tag's place."""
     if tag["block"]:
         return "\n"
     if tag["row"]:  # the next one begins a line
         return "\n" if tag[0][1] != "/" else ""
-    if tag["cell"]:
-        return "\t" if tag[0][1] == "/" else ""
-    letter = tag[0][1:-1]
-    if len(letter) > 1 or not letter.isupper():
-        return ""
-    # A type's parameter may have a tag's name, as in `Vec<U>`; it is never closed.
-    text, at = tag.string, tag.start()
-    if at == 0 or not text[at - 1].isalnum():
-        return ""
-    if letter not in closed:
-        closed[letter] = f"</{letter}>" in text
-    return "" if closed[letter] else tag[0]
+    return "\t" if tag["cell"] and tag[0][1] == "/" else ""
 
 
 def _drop_hidden(text: str) -> str:
@@ -257,6 +205,18 @@ def _drop_hidden(text: str) -> str:
         end = haystack.find(closing, opening.end())
         if end < 0:
             break
+        if _is_named(text, opening, end):
+            continue
         pieces.append(text[at : opening.start()])
         at = end + len(closing)
     return "".join(pieces) + text[at:]
+
+
+def _is_named(text: str, opening: re.Match[str], end: int) -> bool:
+    """Tell whether both ends of a comment, script or style are named, with words between them."""
+    between = text[opening.end() : min(end, opening.end() + _NAMED_CHARS)]
+    if opening.end() + len(between) < end:
+        return False
+    if opening["comment"]:
+        return is_between(between)
+    return between[:1] == " " and _speaks(between) and not _SCRIPT.search(between)

@@ -26,7 +26,8 @@ CLEANED = [
     ("a\r\n\r\n\r\n\r\nb", "a\r\n\r\nb"),
     ("line   \nnext\t\n", "line\nnext\n"),
     ("zero\u200bwidth\ufeff", "zerowidth"),
-    ("<<b>b>x</b>", "x"),
+    ("<<b>b id=q>x</b>", "x"),
+    ("<<b>b>x</b>", "<b>x"),
     ("<\u200bb>x</b>", "x"),
 ]
 
