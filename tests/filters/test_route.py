@@ -149,7 +149,7 @@ def test_a_high_risk_word_outweighs_the_task() -> None:
 
 @pytest.mark.parametrize("turns", ["1 turn", "12 turns"])
 def test_what_stands_for_older_turns_asks_for_nothing(turns: str) -> None:
-    """"Summary of" is Forebay's own word there; what the user says behind it counts."""
+    """The words "summary of" are Forebay's own there; what the user says behind them counts."""
     mark = f"[Summary of prior {turns}]: They asked to list the tools."
     assert "full" == routed(ask("openai.chat", f"{mark}\n\nWrite a poem."))
     assert "best_effort" == routed(ask("openai.chat", f"{mark}\n\nList the tools again."))
