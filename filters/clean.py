@@ -17,7 +17,7 @@ _USER: Final = Role.USER  # in Python 3.11 reading an enum's member costs 0.1 us
 _ASSISTANT: Final = Role.ASSISTANT
 _SYSTEM: Final = Role.SYSTEM
 MOST_CHARS_HERE: Final = 16_384  # up to 1 us each; every other exchange waits meanwhile
-DEADLINE_S: Final = 1.0  # a prompt of 262,144 characters takes 0.03 to 0.3 s
+DEADLINE_S: Final = 2.0  # queue and all; a prompt of 262,144 characters takes 0.03 to 0.3 s
 # An embedding stands for a text as it is, greetings included.
 _OF_TALK: Final = frozenset({"greetings", "repeats", "relevance"})
 
@@ -59,6 +59,11 @@ class CleanFilter(Filter[CleanConfig]):
 
     name: ClassVar[str] = "clean"
     config_type: ClassVar[type[Config]] = CleanConfig
+
+    @classmethod
+    def longest_wait_s(cls, config: CleanConfig) -> float:
+        """Wait for a worker to clean a long prompt."""
+        return DEADLINE_S
 
     @classmethod
     def prepare(cls, config: CleanConfig) -> _Prepared:

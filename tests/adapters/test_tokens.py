@@ -137,10 +137,15 @@ def test_a_broken_file_is_not_used(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_an_encoding(folder: Path, tmp_path: Path) -> None:
     """The first count begins to load it and is answered by the estimate."""
-    shutil.copy(folder / FILES[CL100K][0], tmp_path)
+    name = FILES[CL100K][0]
+    os.mkfifo(tmp_path / name)  # whoever reads it waits until somebody writes
     tokens = TiktokenTokens(tmp_path, Books().telemetry.log)
     text, _ = TEXTS["chinese_news"]
     assert estimate_tokens(text) == tokens.count(text, "gpt-4")
+    with (tmp_path / name).open("wb") as pipe:
+        shutil.copy(folder / name, tmp_path / "whole")
+        (tmp_path / "whole").replace(tmp_path / name)  # what is read after the check
+        pipe.write((folder / name).read_bytes())
     assert tokens.load("gpt-4")
     assert 320 == tokens.count(text, "gpt-4")
 
