@@ -269,7 +269,7 @@ class _Kept:
         self._document = prompt.document
         self._prefixes: set[Path] = set()
         self._turns = {turn.path for turn in prompt.turns()}
-        self._tools: list[Path] = []
+        self._tools: set[Path] = set()
         called: list[Json] = [prompt.document.root.get(name) for name in _CHOICES]
         for turn in prompt.turns():
             # A system prompt goes whole or not at all.
@@ -277,13 +277,15 @@ class _Kept:
             for path in (turn.path, *(text.path for text in turn.texts)):
                 self._prefixes.update(path[:end] for end in range(shortest, len(path) + 1))
             if turn.has_tool:
-                self._tools.append(turn.path)
+                self._tools.add(turn.path)
                 called.append(prompt.document.get(turn.path))
         self._used = frozenset(_names(called))
         self._must_call = any(map(_asks_for_a_tool, called[: len(_CHOICES)]))
 
     def holds(self, path: Path, value: Json) -> bool:
-        if path in self._prefixes or any(path[: len(turn)] == turn for turn in self._tools):
+        if path in self._prefixes:
+            return True
+        if any(path[:end] in self._tools for end in range(len(path) + 1)):
             return True
         if path[0] in _TOOLS:
             named = path[-1] == "name" or not self._used.isdisjoint(_names([value]))

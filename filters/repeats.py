@@ -32,7 +32,7 @@ _PROBE: Final = re.compile(
     r"[^\W_s\u0080-\U0010ffff]{4,8}|[^\W_\x00-\x7f的了地得着呢吧吗啊呀哦嘛]{2,4}"
 )
 _PROBED_HEAD: Final = 120  # characters of a paragraph
-_TABLE: Final = re.compile(r"[|\t]|^\s*(?:[-*+>#]|\d+[.)])\s", re.MULTILINE)
+_TABLE: Final = re.compile(r"[|\t]|^[^\S\n]*+(?:[-*+>#]|\d+[.)])\s", re.MULTILINE)
 
 
 def drop_repeats(text: str) -> str:

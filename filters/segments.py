@@ -25,7 +25,8 @@ _VERBATIM: Final = re.compile(
 )
 _ELEMENTS: Final = ("<pre", "<code", "<tool_", "<function_", "<PRE", "<CODE")
 _JSON_START: Final = re.compile(r'\{\s*"|\[\s*\{\s*"')
-_JSON_MARK: Final = re.compile(r'"(?>[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
+# A string may end with the text, in the middle of an escape as well: none is begun twice.
+_JSON_MARK: Final = re.compile(r'"(?>[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 _LINES: Final = re.compile(r"[^\n]*\n|[^\n]+")
 _LOOKED_AT_CHARS: Final = 400  # of a line: its beginning tells what it is
 
@@ -37,9 +38,9 @@ _BEGINS: Final = re.compile(
     r"|(?:const|let|var|val|auto)\s+[\w$\[{][\w$,\]}:]*\s*="
     r"|(?:public|private|protected|static|final|async|export)\s+(?:[\w<>\[\]]+\s+)*[\w<>]+\("
     r"|(?:int|char|bool|float|double|long|void|string|String|size_t)\s+[*&\w]+\s*[=(;,\[]"
-    r"|(?:if|while|for|switch|catch)\s*\([^\n]*[)]\s*[{;]?\s*\Z"
+    r"|(?:if|while|for|switch|catch)\s*\([^\n]*[)]\s*+[{;]?\s*+\Z"
     r"|[A-Za-z_$][\w$.]*(?:\[[^\]\n]*\])?(?:\s*:\s*[\w\[\]|,.]+)?\s*(?:[-+*/%&|^:]|\?\?)?=(?![=>])"
-    r"|[A-Za-z_$][\w$]*(?:(?:\.|::|->)[\w$]+)*\([^\n]*\)\s*[;:{]?\s*\Z"
+    r"|[A-Za-z_$][\w$]*(?:(?:\.|::|->)[\w$]+)*\([^\n]*\)\s*+[;:{]?\s*+\Z"
     r"|(?<=\s)(?:for|while|if|elif|else|with|try|except|finally)\b[^\n]*:\s*\Z"
     r"|//|/\*|\*/|\#!|\#include\b|\#define\b|@\w+(?:\([^\n]*\))?\s*\Z|>>>\s|\.\.\.\s{2,}"
     r"|\$\s+\w+\s|[)\]}]+[;,]?\s*\Z"
@@ -49,7 +50,7 @@ _BEGINS: Final = re.compile(
     r"|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|FATAL)[\s:\]]|Traceback\s|at\s[\w$.<>]+\(|File\s\""
     r")"
 )
-_ENDS: Final = re.compile(r"(?:[\w)\]\"']\s*\{|\}|\);|\},|\]\s*;|=>\s*\{?)\s*\Z")
+_ENDS: Final = re.compile(r"(?:[\w)\]\"']\s*\{|\}|\);|\},|\]\s*;|=>\s*+\{?)\s*+\Z")
 _HOLDS: Final = re.compile(r"""\w\(["']|\w::\w|\w\(\);|\s(?:==|!=|&&|\|\||\+=)\s|\)\s*->\s""")
 _HELD: Final = ('("', "('", "();", "::", "==", "!=", "&&", "||", "+=", "->")
 _LAST: Final = frozenset("{};,>")

@@ -12,10 +12,11 @@ MOST_CHARS: Final = 400
 MOST_HAN_CHARS: Final = 140
 
 # A full stop ends a sentence before a space and what may begin one; so 3.5, e.g. x and a.b stay.
+# Runs are begun only at their start and never backed out of: a long one costs its length.
 _END: Final = re.compile(
     r"[。！？；…]+[”’」』）)\"']*"
-    r"|[!?]+[”’」』）)\"']*(?=\s|\Z|[\u3400-\u9fff])"
-    r"|\.+[”’\"')\]]*(?=\s+[\"'“\u2018(\[]?[^\sa-z,;:)]|\s*\Z)"
+    r"|(?<![!?])[!?]++[”’」』）)\"']*+(?=\s|\Z|[\u3400-\u9fff])"
+    r"|(?<!\.)\.++[”’\"')\]]*+(?=\s++[\"'“\u2018(\[]?[^\sa-z,;:)]|\s*+\Z)"
 )
 _SHORT_FORM: Final = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Mt|Gen|Col|Sgt|Rev|Hon|Gov|Sen|Rep|Capt|Lt|No|Nos|Fig|Figs"
@@ -51,8 +52,9 @@ def split_sentences(text: str) -> list[Sentence]:
     sentences: list[Sentence] = []
     heading: int | None = None
     for number, paragraph in enumerate(_paragraphs(text)):
+        bare = paragraph.strip()
         for line in _lines(paragraph):
-            if _is_heading(line, alone=line is paragraph or line.strip() == paragraph.strip()):
+            if _is_heading(line, alone=line.strip() == bare):
                 heading = len(sentences)
                 sentences.append(Sentence(line, number, is_heading=True))
                 continue

@@ -58,3 +58,22 @@ def test_paragraphs_that_are_nearly_the_same_are_told_apart_in_time() -> None:
     started = time.thread_time()
     assert text == clean(text, RULES)
     assert time.thread_time() - started < MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('a  b {"' + '\\"' * 8_000 + "\\", id="a string that ends in an escape"),
+        pytest.param(("f()" + " " * 394 + "x\n") * 40 + "a  b", id="a call and spaces"),
+        pytest.param(("a =>" + " " * 394 + ">\n") * 40 + "a  b", id="an arrow and spaces"),
+        pytest.param(
+            "one two three four five six seven eight\n\n" * 2 + "one\n" + "\u3000\n" * 8_000 + "x",
+            id="lines of a wide space",
+        ),
+    ],
+)
+def test_what_is_cleaned_while_others_wait_takes_no_time(text: str) -> None:
+    """Patterns that begin everywhere, or back out of a run, took up to 2 s of 16,000 characters."""
+    started = time.thread_time()
+    clean(text, RULES)
+    assert time.thread_time() - started < MOST_SECONDS / 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any, Final
 
 import pytest
@@ -239,3 +240,12 @@ def test_no_rule_takes_a_text_or_a_message(first: str, steps: str) -> None:
     ]
     assert ["What?", "found"] == texts
     assert CALLED in exchange.prompt.document.root["messages"]
+
+
+def test_many_messages_with_tools_are_spared_in_time() -> None:
+    """Each found field looked through all of them: 5,000 messages took 19 s."""
+    message = {**CALLED, "content": "a"}
+    exchange = chat({"model": "m", "messages": [message, {**BODY["messages"][1]}] * 2_500})
+    started = time.thread_time()
+    left(exchange, "$.messages[*].name")
+    assert time.thread_time() - started < 0.5

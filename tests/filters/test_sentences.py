@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +85,20 @@ def test_nothing_of_a_text_is_lost(name: str) -> None:
 def test_nothing_of_any_text_is_lost(text: str) -> None:
     """Whatever it is."""
     assert text == "".join(sentence.text for sentence in split_sentences(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!" * 16_000 + "x",
+        "." * 8_000 + " " * 8_000 + "a",
+        "!)" * 8_000 + "x",
+        "ab\n" * 60_000 + "\n",
+    ],
+    ids=["marks", "stops and spaces", "marks and brackets", "lines"],
+)
+def test_a_run_of_marks_or_lines_is_cut_in_time(text: str) -> None:
+    """What began at every mark of a run took 6 s."""
+    started = time.thread_time()
+    split_sentences(text)
+    assert time.thread_time() - started < 0.5
