@@ -27,22 +27,22 @@ _TAG: Final = re.compile(
 )
 _QUOTED: Final = re.compile(
     r"\"\"\"(?P<quotes>.*?)\"\"\"|'''(?P<ticks>.*?)'''"
-    r"|```(?:text|txt|markdown|md)\s*\n(?P<fence>.*?)\n```",
+    r"|```(?:text|txt|markdown|md)[ \t\r]*+\n(?P<fence>.*?)\n```",
     re.DOTALL,
 )
 _DOCUMENT_MARK: Final = re.compile(
-    r"^[ \t]*(?:#{1,6}[ \t]*|\*\*|\[)?(?:(?:the|full|original|source|input|reference)[ \t]+)?"
+    r"^[ \t]*+(?:#{1,6}[ \t]*+|\*\*|\[)?(?:(?:the|full|original|source|input|reference)[ \t]+)?"
     r"(?:documents?|articles?|text|context|passages?|transcript|content|report|e-?mail|story|paper"
     r"|background|source|notes|letter|chapter|excerpt|参考(?:资料|内容|文献)|阅读材料|背景(?:资料|信息)?|文章(?:内容)?"
     r"|文档(?:内容)?|正文|材料|资料|原文|全文|上下文|文本|内容)"
-    r"[ \t]*(?:\d{1,3}|[一二三四五六七八九十])?[ \t]*(?:\*\*|\])?[ \t]*[:：](?:\*\*)?",
+    r"[ \t]*+(?:\d{1,3}|[一二三四五六七八九十])?[ \t]*+(?:\*\*|\])?[ \t]*+[:：](?:\*\*)?",
     re.MULTILINE | re.IGNORECASE,
 )
 _TASK_MARK: Final = re.compile(
-    r"^[ \t]*(?:#{1,6}[ \t]*|\*\*|\[)?(?:questions?|query|q|tasks?|instructions?|request|answer"
+    r"^[ \t]*+(?:#{1,6}[ \t]*+|\*\*|\[)?(?:questions?|query|q|tasks?|instructions?|request|answer"
     r"|your (?:task|answer)|output(?: format)?|user"
     r"|问题|提问|请问|任务|要求|指令|说明|回答|答案|输出(?:格式|要求)?)"
-    r"[ \t]*\d{0,3}[ \t]*(?:\*\*|\])?[ \t]*[:：]",
+    r"[ \t]*+\d{0,3}[ \t]*+(?:\*\*|\])?[ \t]*+[:：]",
     re.MULTILINE | re.IGNORECASE,
 )
 _TASK_LIKE: Final = re.compile(

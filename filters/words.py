@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
@@ -31,13 +32,16 @@ HIGH_RISK: Final = (
     "should i buy", "should i sell", "mortgage",
 )  # fmt: skip
 
+# Soft hyphens, accents that stand alone, and what steers or joins text without being seen.
+_UNSEEN: Final = re.compile("[\u00ad\u0300-\u036f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
 _WORD_CHARACTER: Final = re.compile(r"[a-z0-9_]")
 
 
 class WordFinder:
     """Finds the first of many words in a text, in one pass whatever their number.
 
-    Case does not count. An English word must stand alone: `sue` is not in `issue`.
+    Neither case nor width counts, nor marks that nobody sees. An English word must stand alone:
+    `sue` is not in `issue`.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -46,11 +50,17 @@ class WordFinder:
 
     def first(self, text: str) -> str | None:
         """Return the word of the list that ends first in `text`, or None."""
-        lower = text.lower()
+        lower = text.lower() if text.isascii() else fold(text)
         for word, start, end in self._automaton.find_matches_as_indexes(lower, overlapping=True):
             if not (_joined(lower, start - 1, start) or _joined(lower, end - 1, end)):
                 return self._words[word]
         return None
+
+
+def fold(text: str) -> str:
+    """Return `text` in lower case and plain width, without accents and marks that nobody sees."""
+    plain = unicodedata.normalize("NFKD", text)
+    return _UNSEEN.sub("", plain).lower()
 
 
 def _joined(text: str, left: int, right: int) -> bool:

@@ -50,6 +50,7 @@ _ERRORS: Final = {
 }
 
 # A router may put a vendor before the name. The chat models among them think not.
+MOST_NAME_CHARS: Final = 256  # of a model: the end of it says what it is
 _THINKS: Final = re.compile(r"(?:^|/)(?:o[1-9](?:-|$)|gpt-(?:[5-9]|\d\d)(?!.*chat))")
 _KNOWS_NONE: Final = re.compile(r"(?:^|/)gpt-(?:5\.\d|[6-9]|\d\d)")
 _KNOWS_MINIMAL: Final = re.compile(r"(?:^|/)gpt-5(?![.\d])")
@@ -75,7 +76,7 @@ def thinks(model: str) -> bool:
 
     They refuse any but 1: "does not support 0 with this model".
     """
-    return bool(_THINKS.search(model))
+    return bool(_THINKS.search(model[-MOST_NAME_CHARS:]))
 
 
 def is_own(model: str) -> bool:

@@ -37,3 +37,19 @@ def test_a_text_whose_lower_case_is_longer_is_searched_all_the_same() -> None:
 def test_no_word_is_in_both_lists() -> None:
     """A word cannot be low and high risk at once."""
     assert set() == set(LOW_RISK) & set(HIGH_RISK)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dos\u202eage",
+        "\uff44\uff4f\uff53\uff41\uff47\uff45",
+        "do\u0301sage",
+        "DO\u00adSAGE",
+        "do\u200bsage",
+        "一次\uff0cdosage 用",
+    ],
+)
+def test_marks_that_nobody_sees_hide_no_word(text: str) -> None:
+    """Nor does the width of its letters; letters of another script that look alike do."""
+    assert "dosage" == WordFinder(["dosage"]).first(f"List the {text}")
