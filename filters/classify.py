@@ -11,7 +11,8 @@ from filters.api import CONTINUE, Config, Exchange, Filter, Role, Task, Text, Ve
 from filters.errors import PortError
 from filters.intent_model import Guess, IntentModel, bundled_model
 from filters.intent_rules import HIGH_RISK_DOMAINS, UNSURE, ruled
-from filters.intent_text import edges, is_chinese, laid_out
+from filters.intent_text import edges, laid_out
+from filters.scripts import is_chinese
 from filters.templates import applied
 from filters.transcript import without_summaries
 from filters.units import Duration, PoolName, SomeTime

@@ -26,6 +26,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw] | None)
 _WHOLE: Final[dict[str | int, Any]] = {}  # in a tree of paths: a path ends here
 _STRING: Final = re.compile(rb'"(?>[^"\\]++|\\.)*+"', re.DOTALL)
+_HOLDERS: Final = (str, dict, list)  # a number that comes or goes moves no text
 _ABSENT: Final = object()
 _REMOVED: Final = object()
 
@@ -121,10 +122,11 @@ class Document:
             kept = msgspec.Raw(encode(value))
         parent, step, nested = _place(self.root, path, value)
         before = parent.get(step, _ABSENT) if isinstance(parent, dict) else parent[step]
-        if not (isinstance(nested, str) and isinstance(before, str)):
+        if isinstance(nested, str) and isinstance(before, str):
+            if nested == before:
+                return
+        elif isinstance(nested, _HOLDERS) or isinstance(before, _HOLDERS):
             self.structure += 1
-        elif nested == before:
-            return
         parent[step] = nested
         self._journal.append(_Edit(path, kept, parent, before, step))
 

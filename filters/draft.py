@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from filters.api import Role, Text, Turn
+from filters.scripts import is_chinese
 
 MOST_QUESTION_CHARS: Final = 12_000  # a light model reads 3,000 tokens in a good part of a second
 MOST_BEFORE_CHARS: Final = 4_000  # of what was said before the question, its end
 
-_HAN: Final = re.compile("[\u4e00-\u9fff]")
-_KANA: Final = re.compile("[\u3040-\u30ff]")
-_SAMPLE_CHARS: Final = 2_000
-_HAN_SHARE: Final = 5  # one character in five: a Chinese question may quote English names and code
 
 _SPEAKERS: Final = {
     False: {Role.USER: "User", Role.ASSISTANT: "Assistant"},
@@ -45,14 +41,6 @@ _DRAFTS: Final = {
     ),
     True: "[推理草稿，可能有误]：\n{draft}\n[草稿结束，请回答上面的问题]",
 }
-
-
-def is_chinese(text: str) -> bool:
-    """Tell whether a question is asked in Chinese, judged by its beginning."""
-    sample = text[:_SAMPLE_CHARS]
-    if sample.isascii() or _KANA.search(sample):
-        return False
-    return len(_HAN.findall(sample)) * _HAN_SHARE > len(sample)
 
 
 def question_in(turn: Turn) -> list[Text]:

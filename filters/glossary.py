@@ -9,6 +9,8 @@ from typing import Final
 
 import ahocorasick_rs as ahocorasick
 
+from filters.scripts import joins_words
+
 LANGUAGES: Final = ("en", "zh")
 _HEADING: Final = "Glossary:"
 _CHINESE_HEADING: Final = "术语表："
@@ -64,7 +66,7 @@ class Glossary:
             (start, -end, terms[term])
             for said, (terms, finder) in zip((text, lower), self._finders, strict=True)
             for term, start, end in finder.find_matches_as_indexes(said, overlapping=True)
-            if not (_joined(text, start) or _joined(text, end))
+            if not (joins_words(text, start) or joins_words(text, end))
         ]
         last = 0
         for start, end, term in sorted(hits):  # of those that begin together the longest first
@@ -77,12 +79,3 @@ class Glossary:
         entries = [f"- {term}: {self._meanings[term]}" for term in terms]
         chinese = all(map(_CHINESE.search, entries))
         return "\n".join((_CHINESE_HEADING if chinese else _HEADING, *entries))
-
-
-def _joined(text: str, at: int) -> bool:
-    """Tell whether a Latin word goes on across a place in a text."""
-    return 0 < at < len(text) and _is_latin(text[at - 1]) and _is_latin(text[at])
-
-
-def _is_latin(character: str) -> bool:
-    return character.isascii() and (character.isalnum() or character == "_")

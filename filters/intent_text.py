@@ -44,11 +44,6 @@ def laid_out(text: str) -> str:
     return f" ^ {' '.join(spaced.split())} ^ "
 
 
-def is_chinese(text: str) -> bool:
-    """Tell whether so much of `text` is Chinese that its writer reads Chinese."""
-    return 6 * len(_HAN.findall(text)) > len(text)  # a Chinese word is shorter than an English one
-
-
 def marks(layout: str) -> Iterable[str]:
     """Yield what a model may know a task by: parts of a layout, some of them more than once.
 

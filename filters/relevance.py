@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from filters.segments import edit_prose, is_code
+from filters.segments import GAP, edit_prose, is_code
 from filters.words import WordFinder
 
 _SHORTEST: Final = 80  # characters of a paragraph that may go; a Chinese one counts as three
@@ -13,7 +13,6 @@ _FEWEST: Final = 3  # paragraphs of context: two are read sooner than judged
 _QUESTION_CHARS: Final = 600  # a longer paragraph is not the question alone
 _LONGEST_TERM: Final = 6  # letters that are compared: endings differ
 
-_GAP: Final = re.compile(r"((?:\r?\n[ \t]*){2,})")
 _WORD: Final = re.compile(r"[a-z0-9\u00c0-\u04ff\u0590-\u06ff]{2,}", re.IGNORECASE)
 _CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 _STOP_WORDS: Final = frozenset(
@@ -55,7 +54,7 @@ _ABOUT_ALL: Final = WordFinder(
 
 def question_of(text: str) -> str:
     """Return what a prompt asks: its first and last paragraph, and those that end in a mark."""
-    paragraphs = [piece for piece in _GAP.split(text)[::2] if piece.strip()]
+    paragraphs = [piece for piece in GAP.split(text)[::2] if piece.strip()]
     last = len(paragraphs) - 1
     return "\n".join(
         paragraph
@@ -77,7 +76,7 @@ def drop_unrelated(text: str, question: str) -> str:
 
 
 def _drop(prose: str, asked: set[str]) -> str:
-    pieces = _GAP.split(prose)
+    pieces = GAP.split(prose)
     paragraphs = pieces[::2]
     judged = [
         index

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from filters.segments import edit_prose, is_code
+from filters.segments import GAP, edit_prose, is_code
 
 _SHORTEST: Final = 40  # characters; a Chinese one counts as three: they say as much
 _SHORTEST_SENTENCE: Final = 12  # likewise; "Yes." is said again for good reason
 _FAR_CHARS: Final = 1_000  # a question asked again behind so much is meant
 _PROBED_CHARS: Final = 8_192  # in a longer text looking for probes costs more than it saves
 
-_GAP: Final = re.compile(r"((?:\r?\n[ \t]*){2,})")
 _SENTENCE: Final = re.compile(r"[^.!?;。！？；…\n]+")
 _WORD: Final = re.compile(r"[^\W_]+")
 _CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -63,7 +62,7 @@ def _may_repeat(text: str) -> bool:
     if "\n\n" in lower and "\n " not in lower and "\r" not in lower and "\n\t" not in lower:
         paragraphs = lower.split("\n\n")  # fifty times as fast as a pattern
     else:
-        paragraphs = [piece for piece in _GAP.split(lower)[::2] if piece]
+        paragraphs = [piece for piece in GAP.split(lower)[::2] if piece]
     if len(paragraphs) < 2:
         return False
     if len(lower) <= _PROBED_CHARS:
@@ -93,7 +92,7 @@ def _stood_in(before: str, paragraph: str) -> bool:
 
 
 def _drop(prose: str, seen: dict[str, int], stems: _Stems, begins: int, total: int) -> str:
-    pieces = _GAP.split(prose)
+    pieces = GAP.split(prose)
     kept: list[str] = []
     at = begins
     for index in range(0, len(pieces), 2):

@@ -9,6 +9,8 @@ from typing import Final
 from filters.document import parse
 from filters.errors import NotJson
 
+GAP: Final = re.compile(r"((?:\r?\n[ \t]*){2,})")
+"""What stands between two paragraphs."""
 # A fence that is never closed protects the rest: better too little cleaned than code harmed. So
 # does an element that holds code, or a call of a tool, or what it gave back.
 _VERBATIM: Final = re.compile(

@@ -9,6 +9,8 @@ from typing import Final
 
 import ahocorasick_rs as ahocorasick  # 3 ns a character; pyahocorasick takes 14
 
+from filters.scripts import joins_words
+
 LOW_RISK: Final = (
     # Chinese
     "总结", "概括", "归纳", "摘要", "列出", "列举", "罗列", "是否", "是不是", "有没有", "几个",
@@ -34,7 +36,6 @@ HIGH_RISK: Final = (
 
 # Soft hyphens, accents that stand alone, and what steers or joins text without being seen.
 _UNSEEN: Final = re.compile("[\u00ad\u0300-\u036f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
-_WORD_CHARACTER: Final = re.compile(r"[a-z0-9_]")
 
 
 class WordFinder:
@@ -52,7 +53,7 @@ class WordFinder:
         """Return the word of the list that ends first in `text`, or None."""
         lower = text.lower() if text.isascii() else fold(text)
         for word, start, end in self._automaton.find_matches_as_indexes(lower, overlapping=True):
-            if not (_joined(lower, start - 1, start) or _joined(lower, end - 1, end)):
+            if not (joins_words(lower, start) or joins_words(lower, end)):
                 return self._words[word]
         return None
 
@@ -61,10 +62,3 @@ def fold(text: str) -> str:
     """Return `text` in lower case and plain width, without accents and marks that nobody sees."""
     plain = unicodedata.normalize("NFKD", text)
     return _UNSEEN.sub("", plain).lower()
-
-
-def _joined(text: str, left: int, right: int) -> bool:
-    """Whether the characters at both places belong to one Latin word."""
-    if left < 0 or right >= len(text):
-        return False
-    return bool(_WORD_CHARACTER.match(text[left]) and _WORD_CHARACTER.match(text[right]))

@@ -16,10 +16,10 @@ from filters.intent_text import (
     CHINESE_EDGE_CHARS,
     EDGE_CHARS,
     edges,
-    is_chinese,
     laid_out,
     marks,
 )
+from filters.scripts import is_chinese
 from filters.templates import template
 
 MOST_BYTES: Final = 2_000_000
