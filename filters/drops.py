@@ -262,6 +262,9 @@ def _drop_choice(document: Document, found: dict[Path, None]) -> None:
             document.remove((name,))
 
 
+_WHAT_IT_IS: Final = ("role", "type")  # of a message: without, a system prompt would be a user's
+
+
 class _Kept:
     """What no rule drops."""
 
@@ -284,6 +287,8 @@ class _Kept:
 
     def holds(self, path: Path, value: Json) -> bool:
         if path in self._prefixes:
+            return True
+        if path[-1] in _WHAT_IT_IS and path[:-1] in self._turns:
             return True
         if any(path[:end] in self._tools for end in range(len(path) + 1)):
             return True

@@ -16,7 +16,9 @@ _BLOCK = re.compile(
     r"(?<=```console\n)\$ forebay explain (?P<words>.*)\n(?P<shown>(?:(?!```).*\n)*)"
 )
 _TIME = re.compile(r" *[\d,.]+ [µm]s")
-_SPACES = re.compile(" {2,}")  # the column of times is as wide as the longest
+_SPACES = re.compile(r"\s+")  # the column of times is as wide as the longest; the rest wraps
+    r"\s+"
+)  # the column of times is as wide as the longest, and what follows wraps
 _REMARK = re.compile(r"^\(tokens are estimated.*\n", re.MULTILINE)
 
 
@@ -31,7 +33,7 @@ def examples() -> list[tuple[str, str, str]]:
 
 def plain(shown: str) -> str:
     """Return an output without what differs from run to run and from machine to machine."""
-    return _SPACES.sub("  ", _TIME.sub("  TIME", _REMARK.sub("", shown)))
+    return _SPACES.sub(" ", _TIME.sub(" TIME", _REMARK.sub("", shown)))
 
 
 def run(words: str) -> str:

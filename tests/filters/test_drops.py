@@ -7,7 +7,7 @@ import time
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from filters.api import CONTINUE, Cut, Exchange
@@ -228,6 +228,7 @@ STEPS: Final = st.one_of(
 
 
 @given(NAMES, st.lists(STEPS, max_size=4).map("".join))
+@example("messages", "[*][*]")
 def test_no_rule_takes_a_text_or_a_message(first: str, steps: str) -> None:
     """Whatever it says, every turn but the system's is there with its texts."""
     exchange = chat(BODY)
