@@ -17,8 +17,6 @@ _BLOCK = re.compile(
 )
 _TIME = re.compile(r" *[\d,.]+ [µm]s")
 _SPACES = re.compile(r"\s+")  # the column of times is as wide as the longest; the rest wraps
-    r"\s+"
-)  # the column of times is as wide as the longest, and what follows wraps
 _REMARK = re.compile(r"^\(tokens are estimated.*\n", re.MULTILINE)
 
 
