@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client import Counter
 
+import filters
+from ext_proc import session
 from ext_proc.session import Facts
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import Lines, describe_exception, parse_level
@@ -34,7 +36,6 @@ from filters.errors import ConfigError
 from tests.fakes import FakeClock
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 
-ROOT = Path(__file__).parents[2]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -534,7 +535,7 @@ def test_every_phrase_that_the_filters_write_down_is_a_known_reason() -> None:
     """`other` is for the words of other systems: a phrase of ours belongs in the list."""
     written = {
         phrase
-        for path in (*(ROOT / "filters").glob("*.py"), ROOT / "ext_proc" / "session.py")
+        for path in (*Path(filters.__file__).parent.glob("*.py"), Path(session.__file__))
         for phrase in re.findall(
             r'skip(?:", |\(exchange, )"([^"]+)"', path.read_text(encoding="utf-8")
         )
