@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 # A sentence that is longer is cut at its clauses: it would be most of a summary.
 MOST_CHARS: Final = 400
@@ -35,8 +34,7 @@ _WRAPPED_CHARS: Final = 50  # a shorter line was ended on purpose
 _HEADING_CHARS: Final = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(NamedTuple):  # a text may have tens of thousands: a dataclass takes twice as long
     """A sentence and where it stands: joined, all sentences of a text are the text."""
 
     text: str
@@ -96,9 +94,9 @@ def _goes_on(line: str, after: str) -> bool:
     bare = line.rstrip()
     if not bare or not after.strip():
         return True
-    if _ITEM.match(after) or _HEADING.match(line):
-        return False
-    return len(bare) >= _WRAPPED_CHARS and not has_han(bare[-1:])
+    if len(bare) < _WRAPPED_CHARS or has_han(bare[-1:]):
+        return False  # most lines: the patterns take longer
+    return not (_ITEM.match(after) or _HEADING.match(line))
 
 
 def _is_heading(line: str, *, alone: bool) -> bool:
@@ -131,6 +129,9 @@ def _split(line: str) -> Iterator[str]:
 
 
 def _within_bounds(sentence: str) -> Iterator[str]:
+    if len(sentence) <= MOST_HAN_CHARS:  # the lesser bound
+        yield sentence
+        return
     most = MOST_HAN_CHARS if has_han(sentence[:MOST_CHARS]) else MOST_CHARS
     at = 0
     while len(sentence) - at > most:
