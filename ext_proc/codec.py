@@ -186,8 +186,6 @@ _KEY, _VALUE = b"\x0a", b"\x12"  # of an entry of any map
 def encode(command: Command) -> bytes:
     """Write a command as a `ProcessingResponse`."""
     match command:
-        case Pass(message, None, None):
-            return _PLAIN_PASS[message]
         case Pass(message, metadata, mode):
             told = _metadata(metadata) if metadata else b""
             return _PASS[message, mode] + told
@@ -291,4 +289,3 @@ def _pass(message: Message, mode: Mode | None) -> bytes:
 _PASS: Final = {
     (message, mode): _pass(message, mode) for message in Message for mode in (None, *Mode)
 }
-_PLAIN_PASS: Final = {message: _PASS[message, None] for message in Message}

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import msgspec
 
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Text, Verdict
-from filters.bounds import MOST_TEXTS
+from filters.bounds import MOST_CHARS_APART, MOST_TEXTS
+from filters.deadline import Deadline
 from filters.errors import ConfigError, PortError
 from filters.shortening import MOST_ORDERS_CHARS, Plan, Shortened, extract, plan, put_one
 from filters.token_samples import MOST_WHOLE_CHARS, about_tokens
@@ -19,9 +20,6 @@ T = TypeVar("T")
 
 INLINE_CHARS: Final = 4_096  # 1 ms; to have it done elsewhere takes 0.3 ms and a process
 CHARS_FOR_TEXT: Final = 64  # what it costs to look at a text at all, as so many of its characters
-# 0.9 s in a worker in English, 1.3 s in Chinese. What is done with them here takes 3 ms, and 15 ms
-# where a limit of hundreds of thousands of tokens is near.
-MOST_CHARS_APART: Final = 1_048_576
 DOUBT: Final = 1.25  # the estimate is nearer than that, but for very short texts
 DOUBT_SAMPLED: Final = 1.4  # and 10 % farther off where it comes from samples
 WORDED: Final = frozenset(("translate", "code", "rewrite", "greeting"))
@@ -111,7 +109,7 @@ class BudgetFilter(Filter[BudgetConfig]):
         asked = sum(text.role is Role.USER for text in users[-1].texts)
         systems = [text.value for turn in turns for text in turn.texts if text.role is Role.SYSTEM]
         orders = "\n".join(systems)[:MOST_ORDERS_CHARS]
-        self._ends_ns = self.ports.clock.monotonic_ns() + round(self.config.deadline * 1e9)
+        self._deadline = Deadline(self.ports.clock, self.config.deadline)
         try:
             await self._shorten(exchange, texts, len(texts) - asked, orders)
         except PortError as error:
@@ -167,7 +165,7 @@ class BudgetFilter(Filter[BudgetConfig]):
             return Shortened({}, 0, 0, planned.why_not)
         document = "\n\n".join(piece.prose for piece in planned.pieces)
         config = self.config
-        left_s = self._left_s()
+        left_s = self._deadline.left_s()
         if config.backend is Backend.BART:
             summary = await self.ports.models.summarise(
                 config.folder, document, config.summary, left_s
@@ -193,10 +191,4 @@ class BudgetFilter(Filter[BudgetConfig]):
         """Return `work(*arguments)`, done apart from the loop unless there is little to do."""
         if sum(map(len, values)) + CHARS_FOR_TEXT * len(values) <= INLINE_CHARS:
             return work(*arguments)
-        return await self.ports.workers.run(work, *arguments, deadline_s=self._left_s())
-
-    def _left_s(self) -> float:
-        left_s = (self._ends_ns - self.ports.clock.monotonic_ns()) / 1e9
-        if left_s <= 0:
-            raise PortError("no time left")
-        return left_s
+        return await self.ports.workers.run(work, *arguments, deadline_s=self._deadline.left_s())

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Turn, Verdict
-from filters.bounds import MOST_TEXTS, has_too_many_values, is_too_much
+from filters.bounds import MOST_CHARS_APART, MOST_TEXTS, has_too_many_values, is_too_much
+from filters.deadline import Deadline
 from filters.errors import PortError
 from filters.rounds import old_rounds, question_in, shape_transcript, take_old_rounds
 from filters.token_samples import about_tokens
@@ -16,7 +17,6 @@ from filters.transcript import MOST_ASKED_CHARS, Gone, condense, may_be_transcri
 from filters.units import Duration, SomeTime
 
 RULE: Final = "shape.rounds"
-MOST_CHARS: Final = 1_048_576  # 260,000 tokens of English; 3 to 6 ms here to look at and to send
 
 
 class ShapeConfig(Config, frozen=True):
@@ -62,12 +62,12 @@ class ShapeFilter(Filter[ShapeConfig]):
         chars = sum(map(len, said))  # hardly any character is more than one token
         if chars <= self.config.limit:
             return CONTINUE
-        if chars > MOST_CHARS:
+        if chars > MOST_CHARS_APART:
             exchange.note("shape.skip", "size")
             return CONTINUE
         if self._fits(said):
             return CONTINUE
-        self._ends_ns = self.ports.clock.monotonic_ns() + round(self.config.deadline * 1e9)
+        self._deadline = Deadline(self.ports.clock, self.config.deadline)
         try:
             await self._shape_messages(exchange, self.config.step)
             if not self._fits(_values(exchange.prompt.turns())):
@@ -118,7 +118,7 @@ class ShapeFilter(Filter[ShapeConfig]):
                     step,
                     config.place,
                     config.summary,
-                    deadline_s=self._left_s(),
+                    deadline_s=self._deadline.left_s(),
                 )
                 if shaped is None:
                     break
@@ -131,12 +131,6 @@ class ShapeFilter(Filter[ShapeConfig]):
     def _fits(self, texts: Sequence[str]) -> bool:
         return about_tokens(texts, self.ports.tokens.estimate) <= self.config.limit
 
-    def _left_s(self) -> float:
-        left_s = (self._ends_ns - self.ports.clock.monotonic_ns()) / 1e9
-        if left_s <= 0:
-            raise PortError("no time left")
-        return left_s
-
     async def _summarise(
         self, exchange: Exchange, gone: Gone, question: str, went: Sequence[str]
     ) -> str:
@@ -146,7 +140,7 @@ class ShapeFilter(Filter[ShapeConfig]):
             gone.words,
             question[-MOST_ASKED_CHARS:],
             self.config.summary,
-            deadline_s=self._left_s(),
+            deadline_s=self._deadline.left_s(),
         )
         summary = write_summary(gone.turns, said)
         before = about_tokens(went, self.ports.tokens.estimate)

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from filters.api import CONTINUE, Cut, Exchange, Task
-from filters.budget import INLINE_CHARS, MOST_CHARS_APART, Backend, BudgetConfig, BudgetFilter
+from filters.bounds import MOST_CHARS_APART
+from filters.budget import INLINE_CHARS, Backend, BudgetConfig, BudgetFilter
 from filters.document import encode, parse
 from filters.errors import ConfigError, PortError
 from filters.shortening import MARK
