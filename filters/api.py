@@ -236,8 +236,12 @@ class Store(Protocol):
     async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
         """Keep `value` under `key` for `ttl_s` seconds; a store may drop it earlier."""
 
-    async def sighted(self, key: bytes, window_s: float) -> int:
-        """Count one more sighting of `key` and return how many fell in the running window."""
+    async def sighted(self, key: bytes, window_s: float, most: int) -> int:
+        """Count one more sighting of `key`; return how many fell in the last `window_s` seconds.
+
+        This one is among them, and no more than `most` are looked for. A store without room may
+        return fewer than there were, never more.
+        """
 
 
 class Clock(Protocol):

@@ -37,7 +37,7 @@ class CacheConfig(Config, frozen=True):
 
     ttl: SomeTime = Duration("300s")
     """How long an answer serves."""
-    admit_after: Annotated[int, msgspec.Meta(ge=1)] = 5
+    admit_after: Annotated[int, msgspec.Meta(ge=1, le=100)] = 5
     """A request is stored from this many sightings in `window` on."""
     window: SomeTime = Duration("1h")
     """Over what time sightings are counted."""
@@ -71,7 +71,9 @@ class CacheFilter(Filter[CacheConfig]):
                 stored = await self.ports.store.get(self._key)
                 if stored and (hit := self._hit(exchange, stored, directives)):
                     return hit
-            sightings = await self.ports.store.sighted(self._key + b":seen", self.config.window)
+            sightings = await self.ports.store.sighted(
+                self._key, self.config.window, self.config.admit_after
+            )
         except PortError as error:
             exchange.note("cache.store", str(error))
             return self._bypass(exchange, "store")

@@ -70,7 +70,7 @@ class FakeStore:
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.values: dict[bytes, tuple[int, bytes]] = {}
-        self.sightings: dict[bytes, tuple[int, int]] = {}
+        self.sightings: dict[bytes, list[int]] = {}
         self.calls: list[tuple[str, bytes]] = []
         self.failing = False
         self.waiting = False
@@ -84,14 +84,13 @@ class FakeStore:
         await self._called("put", key)
         self.values[key] = (self._clock.monotonic_ns() + round(ttl_s * 1e9), value)
 
-    async def sighted(self, key: bytes, window_s: float) -> int:
+    async def sighted(self, key: bytes, window_s: float, most: int) -> int:
         await self._called("sighted", key)
         now_ns = self._clock.monotonic_ns()
-        ends_ns, count = self.sightings.get(key, (0, 0))
-        if ends_ns <= now_ns:
-            ends_ns, count = now_ns + round(window_s * 1e9), 0
-        self.sightings[key] = (ends_ns, count + 1)
-        return count + 1
+        times = self.sightings.setdefault(key, [])
+        times.append(now_ns)
+        begins_ns = now_ns - round(window_s * 1e9)
+        return sum(time_ns > begins_ns for time_ns in times[-most:])
 
     async def close(self) -> None:
         self.values.clear()

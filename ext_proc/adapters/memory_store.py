@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 from filters.api import Clock
 
 ENTRY_BYTES: Final = 270  # beside key and value: objects and table slots, measured by tracemalloc
-SIGHTINGS_SHARE: Final = 8  # an eighth of the size counts sightings: one takes 300 bytes
+TIMES_BYTES: Final = 900  # of a key's sightings: a deque has room for 64 times at least
+TIME_BYTES: Final = 32
+SIGHTINGS_SHARE: Final = 8  # an eighth of the size counts sightings
 
 
 class MemoryStore:
@@ -19,7 +21,7 @@ class MemoryStore:
         self._sightings_size: Final = size // SIGHTINGS_SHARE
         self._answers_size: Final = size - self._sightings_size
         self._answers: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
-        self._sightings: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._sightings: OrderedDict[bytes, deque[int]] = OrderedDict()
         self._answers_bytes = 0
         self._sightings_bytes = 0
 
@@ -56,29 +58,30 @@ class MemoryStore:
         while self._answers_bytes > self._answers_size:
             self._drop(next(iter(self._answers)))
 
-    async def sighted(self, key: bytes, window_s: float) -> int:
-        """Count one more sighting of `key`; a window begins with the first one in it."""
+    async def sighted(self, key: bytes, window_s: float, most: int) -> int:
+        """Count one more sighting of `key`; return how many fell in the last `window_s` seconds."""
         now_ns = self._clock.monotonic_ns()
-        entry = self._sightings.get(key)
-        if entry is not None and entry[0] > now_ns:
-            count = entry[1] + 1
-            self._sightings[key] = (entry[0], count)
-            self._sightings.move_to_end(key)
-            return count
-        if entry is None:
-            self._sightings_bytes += len(key) + ENTRY_BYTES
-        self._sightings[key] = (now_ns + round(window_s * 1e9), 1)
+        times = self._sightings.get(key)
+        if times is None or times.maxlen != most:
+            self._forget(key)
+            times = self._sightings[key] = deque(times or (), most)
+            self._sightings_bytes += len(key) + TIMES_BYTES + TIME_BYTES * most
+        times.append(now_ns)
         self._sightings.move_to_end(key)
         while self._sightings_bytes > self._sightings_size:
-            oldest, _ = self._sightings.popitem(last=False)
-            self._sightings_bytes -= len(oldest) + ENTRY_BYTES
-        return 1
+            self._forget(next(iter(self._sightings)))
+        begins_ns = now_ns - round(window_s * 1e9)
+        return sum(time_ns > begins_ns for time_ns in times)
 
     async def close(self) -> None:
         """Let go of everything."""
         self._answers.clear()
         self._sightings.clear()
         self._answers_bytes = self._sightings_bytes = 0
+
+    def _forget(self, key: bytes) -> None:
+        if times := self._sightings.pop(key, None):
+            self._sightings_bytes -= len(key) + TIMES_BYTES + TIME_BYTES * (times.maxlen or 0)
 
     def _drop(self, key: bytes) -> None:
         _, value = self._answers.pop(key)

@@ -115,13 +115,13 @@ class RedisStore:
         else:
             await self._ask("put", ("DEL", name))  # Redis refuses a time of zero
 
-    async def sighted(self, key: bytes, window_s: float) -> int:
+    async def sighted(self, key: bytes, window_s: float, most: int) -> int:
         """Count one more sighting of `key`; a window begins with the first one in it."""
         name = b"forebay:seen:" + key
         window_ms = max(1, int(window_s * 1000))
         # NX heals a counter whose connection broke between the two: it would stay for ever.
         count, _ = await self._ask("sighted", ("INCR", name), ("PEXPIRE", name, window_ms, "NX"))
-        return int(count)
+        return min(int(count), most)
 
     async def close(self) -> None:
         """Give up what runs and close every connection."""

@@ -66,9 +66,9 @@ def test_the_sightings_of_endless_keys_stay_within_their_share() -> None:
     """Whoever sends a different prompt each time cannot fill the memory."""
     store = MemoryStore(FakeClock(), 100_000)
     for number in range(10_000):
-        drive(store.sighted(b"%d" % number, 3600))
+        drive(store.sighted(b"%d" % number, 3600, 5))
     assert store.size <= 100_000 // SIGHTINGS_SHARE
-    assert 2 == drive(store.sighted(b"9999", 3600))
+    assert 2 == drive(store.sighted(b"9999", 3600, 5))
 
 
 def test_the_process_takes_no_more_memory_than_the_size() -> None:
@@ -79,7 +79,7 @@ def test_the_process_takes_no_more_memory_than_the_size() -> None:
     for _ in range(5_000):
         key = os.urandom(32)
         drive(store.put(key, os.urandom(200), 60))
-        drive(store.sighted(key, 60))
+        drive(store.sighted(key, 60, 5))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.8 * size < used < 1.1 * size
@@ -91,7 +91,7 @@ def test_no_caller_is_suspended() -> None:
     store = MemoryStore(FakeClock(), 100_000)
     drive(store.put(b"a", b"1", 60), waits)
     drive(store.get(b"a"), waits)
-    drive(store.sighted(b"a", 60), waits)
+    drive(store.sighted(b"a", 60, 5), waits)
     assert [] == waits
 
 
@@ -99,6 +99,6 @@ def test_closing_lets_go_of_everything() -> None:
     """A closed store holds no memory."""
     store = MemoryStore(FakeClock(), 100_000)
     drive(store.put(b"a", b"1", 60))
-    drive(store.sighted(b"a", 60))
+    drive(store.sighted(b"a", 60, 5))
     drive(store.close())
     assert (0, 0) == (len(store), store.size)

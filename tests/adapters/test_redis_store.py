@@ -59,7 +59,7 @@ async def test_the_keys_in_redis_carry_the_product_name(
 ) -> None:
     """Whoever shares the Redis sees whose keys they are, and each has an end."""
     await store.put(b"key", b"value", 10)
-    await store.sighted(b"key", 60)
+    await store.sighted(b"key", 60, 5)
     async with redis.Redis.from_url(server.url) as client:
         found = sorted([key async for key in client.scan_iter()])
         assert [b"forebay:answer:key", b"forebay:seen:key"] == found
@@ -110,7 +110,7 @@ async def test_after_failures_in_a_row_nothing_is_asked(
     server.freeze()
     await fail_until_open(store)
     started = time.monotonic()
-    for call in (store.get(b"key"), store.put(b"key", b"v", 1), store.sighted(b"key", 1)):
+    for call in (store.get(b"key"), store.put(b"key", b"v", 1), store.sighted(b"key", 1, 5)):
         with pytest.raises(PortError, match="redis is bypassed: it failed moments ago"):
             await call
     assert time.monotonic() - started < BUDGET_S

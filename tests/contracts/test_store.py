@@ -126,34 +126,39 @@ async def test_any_bytes_survive(kept: Kept, value: bytes) -> None:
 
 async def test_sightings_are_counted_one_by_one(kept: Kept) -> None:
     """The first sighting counts as one."""
-    assert [1, 2, 3] == [await kept.store.sighted(b"key", 60) for _ in range(3)]
+    assert [1, 2, 3] == [await kept.store.sighted(b"key", 60, 100) for _ in range(3)]
 
 
-async def test_a_window_begins_with_the_first_sighting_in_it(kept: Kept) -> None:
-    """Later sightings do not make a window longer."""
-    await kept.store.sighted(b"key", 60)
-    await kept.age(59)
-    assert 2 == await kept.store.sighted(b"key", 60)
-    await kept.age(1.5)
-    assert 1 == await kept.store.sighted(b"key", 60)
+async def test_a_sighting_counts_for_the_length_of_the_window(kept: Kept) -> None:
+    """It counts just before its end, and not after it."""
+    await kept.store.sighted(b"key", 60, 100)
+    await kept.age(50)
+    assert 2 == await kept.store.sighted(b"key", 60, 100)
+    await kept.age(61)
+    assert 1 == await kept.store.sighted(b"key", 60, 100)
+
+
+async def test_no_more_sightings_are_looked_for_than_asked(kept: Kept) -> None:
+    """Who wants to know of three need not count to five."""
+    assert [1, 2, 3, 3, 3] == [await kept.store.sighted(b"key", 60, 3) for _ in range(5)]
 
 
 async def test_each_key_is_counted_apart(kept: Kept) -> None:
     """One key's sightings say nothing of another's."""
-    await kept.store.sighted(b"one", 60)
-    assert 1 == await kept.store.sighted(b"other", 60)
+    await kept.store.sighted(b"one", 60, 100)
+    assert 1 == await kept.store.sighted(b"other", 60, 100)
 
 
 async def test_a_key_may_have_both_value_and_sightings(kept: Kept) -> None:
     """Values and counters do not share names."""
     await kept.store.put(b"key", b"value", 10)
-    assert 1 == await kept.store.sighted(b"key", 60)
+    assert 1 == await kept.store.sighted(b"key", 60, 100)
     assert b"value" == await kept.store.get(b"key")
 
 
 async def test_sightings_at_once_are_all_counted(kept: Kept) -> None:
     """Fifty at the same time count fifty, each its own number."""
-    counts = await asyncio.gather(*(kept.store.sighted(b"key", 60) for _ in range(50)))
+    counts = await asyncio.gather(*(kept.store.sighted(b"key", 60, 100) for _ in range(50)))
     assert list(range(1, 51)) == sorted(counts)
 
 
