@@ -22,7 +22,7 @@ from filters.api import (
 )
 from filters.cache_admission import admit, why_not_answered
 from filters.cache_key import cache_key
-from filters.cache_record import Record, read_record, write_record
+from filters.cache_record import Record, Unreadable, read_record, spread_ttl, write_record
 from filters.document import parse
 from filters.errors import PortError
 from filters.units import Duration, Size, SomeSize, SomeTime
@@ -124,8 +124,11 @@ class CacheFilter(Filter[CacheConfig]):
             exchange.note("cache.skip", admitted)
             return
         body, usage = admitted
+        now = self.ports.clock.now()
+        ttl_s = spread_ttl(self.config.ttl, self._key)
         record = Record(
-            at=self.ports.clock.now(),
+            at=now,
+            ends=now + ttl_s,
             quality=exchange.client_headers.get("x-model-quality", ""),
             output_tokens=usage.output,
             input_tokens=usage.input,
@@ -133,7 +136,7 @@ class CacheFilter(Filter[CacheConfig]):
         )
         exchange.note("cache.stored", len(body))  # said first: the exchange's end may cancel us
         try:
-            await self.ports.store.put(self._key, write_record(record), self.config.ttl)
+            await self.ports.store.put(self._key, write_record(record), ttl_s)
         except PortError as error:
             del exchange.notes["cache.stored"]
             exchange.note("cache.store", str(error))
@@ -150,10 +153,13 @@ class CacheFilter(Filter[CacheConfig]):
     ) -> Answer | None:
         """Return the stored answer as this client asked for it, unless it is too old for it."""
         record = read_record(stored)
-        if record is None:
-            exchange.note("cache.store", "unreadable record")
+        if isinstance(record, Unreadable):
+            exchange.note("cache.unreadable", record)
             return None
-        age_s = max(0, math.floor(self.ports.clock.now() - record.at))
+        now = self.ports.clock.now()
+        if record.ends <= now:  # a store may round its time up
+            return None
+        age_s = max(0, math.floor(now - record.at))
         if directives.max_age_s is not None and age_s > directives.max_age_s:
             return None
         if exchange.prompt.stream:
@@ -164,7 +170,7 @@ class CacheFilter(Filter[CacheConfig]):
         exchange.note("cache.age_s", age_s)
         exchange.note("saved.input_tokens", record.input_tokens)
         exchange.note("saved.output_tokens", record.output_tokens)
-        remaining_s = max(0, math.floor(self.config.ttl) - age_s)
+        remaining_s = math.floor(record.ends - now)
         headers = {
             "content-type": content_type,
             "x-cache": "HIT",

@@ -26,6 +26,7 @@ from ext_proc.codec import (
 )
 from ext_proc.conversation import Message
 from ext_proc.session import WholeBody, tenant_of
+from filters import cache_record
 from filters.api import (
     CONTINUE,
     Config,
@@ -128,6 +129,12 @@ PROFILES: Final[Mapping[str, list[tuple[type[AnyFilter], Any]]]] = {
     "lose": [(Lose, Config())],
     "wait": [(Wait, Config())],
 }
+
+
+@pytest.fixture(autouse=True)
+def _every_answer_lasts_its_whole_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts say seconds to the letter, which would else rest on the key of each request."""
+    monkeypatch.setattr(cache_record, "TTL_SPREAD", 0)
 
 
 def stage() -> Stage:

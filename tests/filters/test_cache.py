@@ -68,13 +68,12 @@ def test_the_second_identical_request_is_answered_with_the_bytes_of_the_first(di
     hit = gateway.send(ask(dialect, "why?"), b"")
     assert isinstance(hit, Answer)
     assert (200, answer(dialect)) == (hit.status, hit.body)
-    expected = {
-        "content-type": "application/json",
-        "x-cache": "HIT",
-        "cache-status": "forebay; hit; ttl=298",
-        "age": "2",
-    }
-    assert expected == dict(hit.headers)
+    headers = dict(hit.headers)
+    status, _, ttl = headers.pop("cache-status").partition("ttl=")
+    assert {"content-type": "application/json", "x-cache": "HIT", "age": "2"} == headers
+    assert "forebay; hit; " == status
+    ((ends_ns, _),) = gateway.store.values.values()
+    assert (ends_ns - gateway.clock.monotonic_ns()) // 10**9 == int(ttl)
 
 
 @pytest.mark.parametrize("dialect", CHATS)
@@ -92,6 +91,30 @@ def test_one_answer_serves_plain_and_streaming_clients(dialect: str) -> None:
     assert isinstance(plain, Answer)
     reply = DIALECTS[dialect].read_reply(parse(plain.body))
     assert "word " * 30 == reply.text
+
+
+def test_an_unreadable_record_is_a_miss_with_a_reason() -> None:
+    """What somebody else wrote under the key is not served, and a good answer takes its place."""
+    gateway = Gateway()
+    gateway.send(ask("openai.chat", "why?"), answer("openai.chat"))
+    (key,) = gateway.store.values
+    drive(gateway.store.put(key, b"{}", 60))
+    miss = ask("openai.chat", "why?")
+    assert CONTINUE is gateway.send(miss, answer("openai.chat"))
+    assert ("miss", "foreign") == (miss.notes["cache"], miss.notes["cache.unreadable"])
+    assert isinstance(gateway.send(ask("openai.chat", "why?"), b""), Answer)
+
+
+def test_an_answer_that_a_store_keeps_too_long_is_a_miss() -> None:
+    """The record says itself when it ends."""
+    gateway = Gateway()
+    gateway.send(ask("openai.chat", "why?"), answer("openai.chat"))
+    ((key, (_, record)),) = gateway.store.values.items()
+    drive(gateway.store.put(key, record, 9999))
+    gateway.clock.advance(300)
+    miss = ask("openai.chat", "why?")
+    assert CONTINUE is gateway.send(miss, b"")
+    assert "cache.unreadable" not in miss.notes
 
 
 def test_an_answer_ends_with_its_time() -> None:
