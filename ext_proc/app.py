@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.memory_store import MemoryStore
@@ -42,6 +42,9 @@ from filters.api import Clock, Ports, Store
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from ext_proc.adapters.redis_client import RedisClient
 
 WARM_UP_S: Final = 30.0  # on a machine that starts everything at once
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -197,18 +200,29 @@ def open_store(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> O
             memory = MemoryStore(clock, size)
             telemetry.read("store_bytes", "Bytes kept in memory", lambda: memory.size)
             return memory
-        case RedisSettings(url=url, timeout=timeout, password=password):
+        case RedisSettings():
             from ext_proc.adapters.redis_store import RedisStore  # 0.1 s that not all need
 
-            shared = RedisStore(url, clock, telemetry, timeout_s=timeout, password=password or None)
-            telemetry.read(
-                "store_breaker",
-                "Redis is asked (0), probed (1), bypassed (2)",
-                lambda: shared.state,
-            )
-            return shared
+            return RedisStore(open_redis(settings, clock, telemetry), clock)
         case _:
             assert_never(settings)
+
+
+def open_redis(settings: RedisSettings, clock: Clock, telemetry: Telemetry) -> RedisClient:
+    """Return what asks Redis; it connects when it is first asked."""
+    from ext_proc.adapters.redis_client import RedisClient  # 0.1 s that not all need
+
+    client = RedisClient(
+        settings.url,
+        clock,
+        telemetry,
+        timeout_s=settings.timeout,
+        password=settings.password,
+    )
+    telemetry.read(
+        "store_breaker", "Redis is asked (0), probed (1), bypassed (2)", lambda: client.state
+    )
+    return client
 
 
 def open_workers(telemetry: Telemetry) -> WorkerPool:

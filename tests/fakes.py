@@ -111,12 +111,111 @@ class FakeStoreWatch:
         self.failed: list[tuple[str, str]] = []
         self.bypassed: list[tuple[str, str]] = []
 
+        self.searched: list[bool] = []
     def store_failed(self, store: str, operation: str) -> None:
         self.failed.append((store, operation))
 
     def store_bypassed(self, store: str, operation: str) -> None:
         self.bypassed.append((store, operation))
 
+
+    def store_searched(self, store: str, *, found: bool) -> None:
+        self.searched.append(found)
+
+
+class FakeFlights:
+    """A `Flights` that keeps everybody until told, and whose waits end with the time of a clock.
+
+    Under `drive` each look at what became of a wait is one on the port; `looping` lets it run
+    under an event loop.
+    """
+
+    def __init__(self, clock: FakeClock, *, most_waiting: int = 1_000) -> None:
+        self.clock = clock
+        self.looping = False
+        self.flights: dict[bytes, list[FakeSeat]] = {}
+        """Who is in each flight, the one that leads first."""
+        self.most_waiting = most_waiting
+        self.elsewhere = False
+        """Others wait, in another process."""
+
+    def board(self, key: bytes, *, room: int, size: int = 0) -> FakeSeat:
+        seats = self.flights.setdefault(key, [])
+        seat = FakeSeat(self, key)
+        waiting = sum(len(seats) - 1 for seats in self.flights.values() if seats)
+        if not seats:
+            seat.boarding = Boarding.LEADS
+        elif len(seats) > room or waiting >= self.most_waiting:
+            return seat
+        else:
+            seat.boarding, seat.waited = Boarding.WAITING, True
+        seats.append(seat)
+        return seat
+
+    async def close(self) -> None:
+        for seats in tuple(self.flights.values()):
+            seats[0].leave(again=False)
+
+
+class FakeSeat:
+    def __init__(self, flights: FakeFlights, key: bytes) -> None:
+        self._flights = flights
+        self._key = key
+        self._value: bytes | None = None
+        self.boarding = Boarding.FULL
+        self.waited = False
+
+    async def answer(self, wait_s: float) -> bytes | None:
+        ends_ns = self._flights.clock.monotonic_ns() + round(wait_s * 1e9)
+        try:
+            while self.boarding is Boarding.WAITING:
+                if self._flights.clock.monotonic_ns() >= ends_ns:
+                    self.leave()
+                    self.boarding = Boarding.LATE
+                elif self._flights.looping:
+                    await asyncio.sleep(0)
+                else:
+                    await PortWait("flights")
+        except BaseException:
+            self.leave()
+            raise
+        return self._value
+
+    async def watched(self) -> bool:
+        if self.boarding is not Boarding.LEADS:
+            return False
+        return self._flights.elsewhere or len(self._flights.flights[self._key]) > 1
+
+    def land(self, value: bytes) -> None:
+        if self.boarding is Boarding.LEADS:
+            self._end(Boarding.SHARED, value)
+
+    def leave(self, *, again: bool = True) -> None:
+        if self.boarding is Boarding.LEADS and not again:
+            self._end(Boarding.ALONE)
+        elif self.boarding in (Boarding.LEADS, Boarding.WAITING):
+            seats = self._flights.flights[self._key]
+            seats.remove(self)
+            if seats:
+                seats[0].boarding = Boarding.LEADS
+            else:
+                del self._flights.flights[self._key]
+            self.boarding = Boarding.OVER
+
+    def _end(self, boarding: Boarding, value: bytes | None = None) -> None:
+        for seat in self._flights.flights.pop(self._key):
+            seat.boarding, seat._value = boarding, value
+        self.boarding, self._value = Boarding.OVER, None
+
+
+class FakeFlightWatch:
+    """Keeps what became of those who waited."""
+
+    def __init__(self) -> None:
+        self.seen: list[Boarding] = []
+
+    def coalesced(self, boarding: Boarding) -> None:
+        self.seen.append(boarding)
 
 class FakeTokens:
     """A `Tokens` for which four bytes of UTF-8 are a token."""

@@ -34,6 +34,10 @@ class Breaker:
         self._probe_at_ns = 0
         self.state = BreakerState.CLOSED
 
+    def would_allow(self, now_ns: int) -> bool:
+        """Return what `allows` would, and let nothing through."""
+        return self.state is BreakerState.CLOSED or now_ns >= self._probe_at_ns
+
     def allows(self, now_ns: int) -> bool:
         """Return whether to ask; a probe that never reports is followed by another in time."""
         if self.state is BreakerState.CLOSED:

@@ -182,6 +182,9 @@ class Metrics:
         self.upstream: Final = self._counter(
             "upstream_requests",
             "Questions of Forebay's own to a cluster, by how they went",
+        self.store_searches: Final = self._counter(
+            "store_searches", "Searches for the servers of a store", ("store", "result")
+        )
             ("cluster", "outcome"),
         )
         self.upstream_seconds: Final = self._histogram(

@@ -239,6 +239,14 @@ class Telemetry:
     def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
         """Count a question of Forebay's own to a cluster; `answered`, or why it came to nothing."""
         self.metrics.upstream[cluster, outcome].inc()
+    def store_searched(self, store: str, *, found: bool) -> None:
+        """Count that the servers of a store were looked for, and whether any were found."""
+        self.metrics.store_searches[store, "found" if found else "none"].inc()
+
+    def coalesced(self, boarding: Boarding) -> None:
+        """Count an exchange that waited for another one's answer, or found no room to."""
+        self.metrics.coalesced[(boarding,)].inc()
+
         self.metrics.upstream_seconds.observe((cluster,), round(seconds * 1e9))
 
     def config_reloaded(self, *, good: bool) -> None:

@@ -11,7 +11,9 @@ import pytest
 import redis.asyncio as redis
 
 from ext_proc.adapters.breaker import BreakerState
-from ext_proc.adapters.redis_store import FAILURES, RedisStore
+from ext_proc.adapters.redis_client import RedisClient
+from ext_proc.adapters.redis_node import FAILURES
+from ext_proc.adapters.redis_store import RedisStore
 from filters.errors import ConfigError, PortError
 from tests.fakes import FakeClock, FakeStoreWatch
 from tests.redis_server import RedisServer
@@ -42,9 +44,21 @@ def watch() -> FakeStoreWatch:
 async def store(
     server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
 ) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.socket_url, clock, watch, timeout_s=BUDGET_S)
+    store = opened(server.socket_url, clock, watch)
     yield store
     await store.close()
+
+
+def opened(
+    url: str,
+    clock: FakeClock,
+    watch: FakeStoreWatch | None = None,
+    *,
+    timeout_s: float = BUDGET_S,
+    password: str = "",
+) -> RedisStore:
+    watch = watch or FakeStoreWatch()
+    return RedisStore(RedisClient(url, clock, watch, timeout_s=timeout_s, password=password), clock)
 
 
 async def fail_until_open(store: RedisStore) -> None:
@@ -62,7 +76,7 @@ async def test_the_keys_in_redis_carry_the_product_name(
     await store.sighted(b"key", 60, 5)
     async with redis.Redis.from_url(server.url) as client:
         found = sorted([key async for key in client.scan_iter()])
-        assert [b"forebay:answer:key", b"forebay:seen:key"] == found
+        assert [b"forebay:answer:{key}", b"forebay:seen:{key}"] == found
         assert 9_000 < await client.pttl(found[0]) <= 10_000
         assert 59_000 < await client.pttl(found[1]) <= 60_000
 
@@ -178,7 +192,7 @@ async def test_a_key_of_another_type_is_a_port_error(
 ) -> None:
     """What Redis refuses is a failure like another, and names its kind only."""
     async with redis.Redis.from_url(server.url) as client:
-        await client.lpush("forebay:answer:key", "x")
+        await client.lpush("forebay:answer:{key}", "x")
     with pytest.raises(PortError, match=r"^redis get: ResponseError$"):
         await store.get(b"key")
 
@@ -186,7 +200,7 @@ async def test_a_key_of_another_type_is_a_port_error(
 async def test_a_wrong_password_is_a_port_error(server: RedisServer, clock: FakeClock) -> None:
     """The error does not repeat the password."""
     url = f"redis://127.0.0.1:{server.port}/0"
-    store = RedisStore(url, clock, FakeStoreWatch(), timeout_s=5, password="wrong-secret")
+    store = opened(url, clock, timeout_s=5, password="wrong-secret")
     with pytest.raises(PortError) as caught:
         await store.get(b"key")
     await store.close()
@@ -197,7 +211,7 @@ async def test_a_password_from_outside_the_url_is_used(tmp_path: Path, clock: Fa
     """The secret need not stand in the configuration."""
     server = RedisServer(tmp_path)
     server.start("--requirepass", "right-secret")
-    store = RedisStore(server.url, clock, FakeStoreWatch(), timeout_s=5, password="right-secret")
+    store = opened(server.url, clock, timeout_s=5, password="right-secret")
     await store.put(b"key", b"value", 10)
     assert b"value" == await store.get(b"key")
     await store.close()
@@ -207,12 +221,12 @@ async def test_a_password_from_outside_the_url_is_used(tmp_path: Path, clock: Fa
 def test_a_url_of_something_else_is_a_config_error(clock: FakeClock) -> None:
     """The start stops with the place and what was expected."""
     with pytest.raises(ConfigError, match=r"^forebay\.store\.redis\.url: "):
-        RedisStore("http://127.0.0.1:6379", clock, FakeStoreWatch())
+        opened("http://127.0.0.1:6379", clock)
 
 
 async def test_closing_ends_what_still_runs(server: RedisServer, clock: FakeClock) -> None:
     """A frozen server does not hold up the end."""
-    store = RedisStore(server.socket_url, clock, FakeStoreWatch(), timeout_s=BUDGET_S)
+    store = opened(server.socket_url, clock)
     await store.put(b"key", b"value", 10)
     server.freeze()
     with pytest.raises(PortError):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.memory_store import MemoryStore
+from ext_proc.adapters.redis_client import RedisClient
 from ext_proc.adapters.redis_store import RedisStore
 from filters.api import Store
 from tests.fakes import FakeClock, FakeStore, FakeStoreWatch
@@ -57,9 +57,11 @@ async def _kept_in_redis(server: RedisServer) -> AsyncIterator[Kept]:
     client = redis.Redis.from_url(server.url)
     await client.flushall()
     # A shared machine may pause the test for longer than the 5 ms of production.
-    store = RedisStore(server.url, SystemClock(), FakeStoreWatch(), timeout_s=5.0)
+    clock = FakeClock()
+    store = RedisStore(RedisClient(server.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
 
     async def age(seconds: float) -> None:
+        clock.advance(seconds)
         async for key in client.scan_iter():
             remaining_ms = await client.pttl(key)
             assert remaining_ms > 0, f"{key!r} would stay for ever"

@@ -574,11 +574,13 @@ def test_store_and_settings_are_counted(books: Books) -> None:
     """Who else has something to tell has a method for it."""
     books.telemetry.store_failed("redis", "get")
     books.telemetry.store_bypassed("redis", "put")
+    books.telemetry.store_searched("redis", found=False)
     books.telemetry.config_reloaded(good=True)
     books.telemetry.config_reloaded(good=False)
-    assert [1, 1, 1, 1] == [
+    assert [1, 1, 1, 1, 1] == [
         books.value("store_errors_total", store="redis", op="get"),
         books.value("store_bypassed_total", store="redis", op="put"),
+        books.value("store_searches_total", store="redis", result="none"),
         books.value("config_reloads_total", result="taken"),
         books.value("config_reloads_total", result="refused"),
     ]

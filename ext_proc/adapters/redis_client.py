@@ -1,0 +1,160 @@
+"""Ask whichever Redis server has a key, within a budget of time.
+
+All that Forebay keeps of one answer has names with its key in braces. A cluster puts what has the
+same text in braces into the same slot, so that it travels together.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from redis.exceptions import AskError, MovedError
+
+from ext_proc.adapters.breaker import BreakerState
+from ext_proc.adapters.redis_dial import Dial, open_tls
+from ext_proc.adapters.redis_node import BYPASSED, FULL, LANES, LATE, Command, RedisNode, Replies
+from ext_proc.adapters.redis_places import RedisPlaces, Search
+from ext_proc.adapters.redis_search import ask_cluster, ask_sentinel
+from ext_proc.adapters.store_watch import StoreWatch
+from ext_proc.redis_url import Kind, parse_redis_url
+from filters.api import Clock
+from filters.errors import ConfigError, PortError
+
+
+def name_of(what: bytes, key: bytes) -> bytes:
+    """Return the name in Redis of `what` (`answer`, `seen`, ...) belongs to the answer `key`."""
+    return b"forebay:%b:{%b}" % (what, key)
+
+
+class RedisClient:
+    """Redis 7.0 or later, or Valkey: a server, what Sentinels watch over, or a cluster."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        watch: StoreWatch,
+        *,
+        timeout_s: float = 0.005,
+        password: str = "",
+        sentinel_username: str = "",
+        sentinel_password: str = "",
+        ca_file: str = "",
+        reads_replicas: bool = False,
+        lanes: int = LANES,
+    ) -> None:
+        """Connect to nothing yet; raise `ConfigError` for a `url` that is none of Redis.
+
+        `timeout_s` bounds every `ask`, and `lanes` the connections to each server.
+        """
+        try:
+            read = parse_redis_url(url)
+        except ValueError as error:
+            raise ConfigError("forebay.store.redis.url", str(error)) from None
+        tls = open_tls(ca_file) if read.tls else None
+        clustered = read.kind is Kind.CLUSTER
+        dial = Dial(read.username, password, read.db, tls, clustered and reads_replicas)
+        search: Search | None
+        match read.kind:
+            case Kind.ONE:
+                search = None
+            case Kind.SENTINEL:
+                sentinel = Dial(sentinel_username, sentinel_password, tls=tls)
+                search = partial(ask_sentinel, read.service, sentinel)
+            case Kind.CLUSTER:
+                search = partial(ask_cluster, dial)
+        self._places: Final = RedisPlaces(
+            read.servers,
+            lambda at: RedisNode(at, dial, clock, budget_s=timeout_s, lanes=lanes),
+            search=search,
+            searched=lambda found: watch.store_searched("redis", found=found),
+            asks_found=clustered,
+            reads_replicas=reads_replicas,
+        )
+        self._clock: Final = clock
+        self._watch: Final = watch
+        self._timeout_s: Final = timeout_s
+
+    @property
+    def state(self) -> BreakerState:
+        """Whether Redis is asked at all: the worst of its servers' states."""
+        return self._places.state
+
+    async def ask(
+        self, operation: str, key: bytes, *commands: Command, reads: bool = False
+    ) -> list[Any]:
+        """Return the reply to each command; raise `PortError` when it fails or is late.
+
+        Every command is about a name of `name_of(..., key)`. They are sent together, one after
+        the other, although others' may come between; even if the caller is cancelled, unless they
+        only read (`reads`: a replica may answer, if those are to be asked).
+        """
+        started_ns = self._clock.monotonic_ns()
+        limit_s = self._timeout_s
+        node = self._places.serving(key, started_ns, reads=reads)
+        if node is None:
+            await self._places.known(limit_s)
+            node = self._places.serving(key, started_ns, reads=reads)
+            limit_s = self._left_s(started_ns)
+        outcome: Replies = BYPASSED
+        if node is not None:
+            outcome = await node.ask(commands, limit_s, stays=not reads)
+            if isinstance(outcome, list):
+                return outcome
+            if isinstance(outcome, AskError):
+                outcome = await self._ask_another(outcome, node, commands, started_ns, not reads)
+                if isinstance(outcome, list):
+                    return outcome
+        self._places.doubt()
+        raise self._failure(operation, outcome)
+
+    async def masters(self) -> list[RedisNode]:
+        """Return every server that has keys of its own, none when they could not be found."""
+        await self._places.known(self._timeout_s)
+        return self._places.masters
+
+    async def ask_at(self, node: RedisNode, operation: str, *commands: Command) -> list[Any]:
+        """Return the replies of this server; raise `PortError` when it fails or is late."""
+        outcome = await node.ask(commands, self._timeout_s)
+        if isinstance(outcome, list):
+            return outcome
+        raise self._failure(operation, outcome)
+
+    async def close(self) -> None:
+        """Give up what runs and close every connection."""
+        await self._places.close()
+
+    async def _ask_another(
+        self,
+        error: AskError,
+        node: RedisNode,
+        commands: tuple[Command, ...],
+        started_ns: int,
+        stays: bool,
+    ) -> Replies:
+        """Ask the server that another one named, in the time that is left."""
+        other = self._places.redirected(error, node)
+        limit_s = self._left_s(started_ns)
+        if other is None or limit_s <= 0:
+            return error
+        if isinstance(error, MovedError):
+            return await other.ask(commands, limit_s, stays=stays)
+        asking = [step for command in commands for step in (("ASKING",), command)]
+        outcome = await other.ask(asking, limit_s, stays=stays)
+        return outcome[1::2] if isinstance(outcome, list) else outcome
+
+    def _left_s(self, started_ns: int) -> float:
+        return self._timeout_s - (self._clock.monotonic_ns() - started_ns) / 1e9
+
+    def _failure(self, operation: str, outcome: Replies) -> PortError:
+        if outcome is BYPASSED:
+            self._watch.store_bypassed("redis", operation)
+            return PortError("redis is bypassed: it failed moments ago")
+        if outcome is FULL:
+            self._watch.store_bypassed("redis", operation)
+            return PortError("redis is bypassed: too many wait for it")
+        self._watch.store_failed("redis", operation)
+        late = f"no answer in {self._timeout_s * 1000:g} ms"
+        reason = late if outcome is LATE else type(outcome).__name__
+        return PortError(f"redis {operation}: {reason}")

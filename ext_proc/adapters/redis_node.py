@@ -1,0 +1,238 @@
+"""Ask one Redis server: over few connections, many commands at once, and never waiting long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import redis.asyncio as redis
+from redis.asyncio.connection import AbstractConnection
+
+from ext_proc.adapters.breaker import Breaker, BreakerState
+from ext_proc.redis_url import Address
+from filters.api import Clock
+
+LANES: Final = 4  # connections; a large value on one does not hold up what goes by another
+BATCH: Final = 64  # commands written at once: longer ones only delay the first of their answers
+MOST_WAITING: Final = 1024  # calls: 16 full batches, more than one budget serves
+MOST_WAITING_BYTES: Final = 8 << 20  # of what is to be written: 128 of the largest answers
+HARD_LIMIT_S: Final = 1.0  # a batch nobody waits for any more is given up after this
+FAILURES: Final = 5  # in a row, before the server is bypassed
+PAUSE_NS: Final = 1_000_000_000  # between one probe of a server that failed and the next
+
+Command: TypeAlias = tuple[bytes | str | int, ...]
+Replies: TypeAlias = list[Any] | Exception
+"""The reply to each command of a call, or what went wrong; never raised where nobody listens."""
+Connect: TypeAlias = Callable[[Address], AbstractConnection]
+"""Returns a connection to a server that does not connect yet."""
+
+LATE: Final = TimeoutError()
+"""There was no answer within the budget."""
+BYPASSED: Final = RuntimeError()
+"""The server was not asked, for it failed moments ago."""
+FULL: Final = RuntimeError()
+"""The server was not asked, for too many others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one caller asked, and where its outcome goes."""
+
+    commands: Sequence[Command]
+    outcome: asyncio.Future[Replies]
+    weight: int = 0
+    """Bytes that a queue full of such calls is measured by; of what only reads, none."""
+    stays: bool = False
+    """It is sent even if its caller was cancelled before its turn came."""
+
+
+class RedisNode:
+    """One server (Redis 7.0 or later, or Valkey), asked within a budget of time.
+
+    Commands that come together travel together: a batch costs a fraction of as many round trips,
+    each on a connection of its own. A caller waits as long as it said at most, connecting
+    included. What is late goes on without it to the hard limit: cancelling it would throw its
+    connection away, and a server that takes longer than one budget to connect to (TLS, another
+    zone) would never be reached.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        connect: Connect,
+        clock: Clock,
+        *,
+        budget_s: float,
+        lanes: int = LANES,
+    ) -> None:
+        """Connect to nothing yet. An answer within `budget_s` closes the breaker."""
+        self.address: Final = address
+        self._connect: Final = connect
+        self._clock: Final = clock
+        self._budget_ns: Final = budget_s * 1e9
+        self._lanes: Final = lanes
+        self._connections: Final[list[AbstractConnection]] = []
+        self._idle: Final[list[AbstractConnection]] = []
+        self._waiting: Final[deque[Call]] = deque()
+        self._waiting_bytes = 0
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._breaker: Final = Breaker(FAILURES, PAUSE_NS)
+        self._retired = False
+
+    @property
+    def state(self) -> BreakerState:
+        """Whether the server is asked at all."""
+        return self._breaker.state
+
+    def may_ask(self, now_ns: int) -> bool:
+        """Return whether `ask` would try: it is well, or a probe is due."""
+        return self._breaker.would_allow(now_ns)
+
+    async def ask(
+        self, commands: Sequence[Command], limit_s: float, *, stays: bool = False
+    ) -> Replies:
+        """Return the replies, or what went wrong: `LATE` when `limit_s` went by.
+
+        What `stays` is sent even if the caller is cancelled meanwhile.
+        """
+        started_ns = self._clock.monotonic_ns()
+        weight = _weigh(commands) if stays else 0
+        waiting = self._waiting
+        if len(waiting) >= MOST_WAITING or self._waiting_bytes + weight > MOST_WAITING_BYTES:
+            return FULL
+        if self._retired or not self._breaker.allows(started_ns):
+            return BYPASSED
+        loop = asyncio.get_running_loop()
+        call = Call(commands, loop.create_future(), weight, stays)
+        waiting.append(call)
+        self._waiting_bytes += weight
+        if len(waiting) == 1 and (self._idle or len(self._connections) < self._lanes):
+            loop.call_soon(self._send)  # together with what else is asked in this turn of the loop
+        timer = loop.call_later(limit_s, _settle, call, LATE)
+        try:
+            outcome = await call.outcome
+        finally:
+            timer.cancel()
+        if not isinstance(outcome, list):
+            self._breaker.failed(started_ns, self._clock.monotonic_ns())
+        return outcome
+
+    async def retire(self) -> None:
+        """Ask nothing more, let what runs end and close every connection."""
+        self._retired = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.close()
+
+    async def close(self) -> None:
+        """Give up what runs and close every connection."""
+        self._retired = True
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for call in self._waiting:
+            _settle(call, BYPASSED)
+        self._waiting.clear()
+        for connection in self._connections:
+            await connection.disconnect()
+
+    def _send(self) -> None:
+        """Let an idle connection, or one more, serve those who wait."""
+        if not self._waiting:
+            return
+        if self._idle:
+            connection = self._idle.pop()
+        elif len(self._connections) < self._lanes:
+            connection = self._connect(self.address)
+            self._connections.append(connection)
+        else:
+            return
+        task = asyncio.ensure_future(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: AbstractConnection) -> None:
+        """Serve batch after batch until nobody waits."""
+        try:
+            while calls := self._next_batch():
+                self._send()  # what is left over goes by another connection
+                started_ns = self._clock.monotonic_ns()
+                try:
+                    async with asyncio.timeout(HARD_LIMIT_S):
+                        await _exchange(connection, calls)
+                    self._answered(started_ns)
+                except Exception as error:  # noqa: BLE001 - whatever broke, each call hears of it
+                    await connection.disconnect(nowait=True)
+                    for call in calls:
+                        _settle(call, error)
+        finally:
+            self._idle.append(connection)
+
+    def _answered(self, started_ns: int) -> None:
+        """Tell the breaker of a batch in time, even if its callers had waited too long before."""
+        ended_ns = self._clock.monotonic_ns()
+        if ended_ns - started_ns <= self._budget_ns:
+            self._breaker.succeeded(ended_ns)
+
+    def _next_batch(self) -> list[Call]:
+        calls: list[Call] = []
+        while self._waiting and len(calls) < BATCH:
+            call = self._waiting.popleft()
+            self._waiting_bytes -= call.weight
+            # Else nobody waits for it any more, and it was to be dropped then.
+            if not call.outcome.done() or (call.stays and call.outcome.cancelled()):
+                calls.append(call)
+        return calls
+
+
+async def ask_once(
+    connection: AbstractConnection, commands: Sequence[Command], limit_s: float
+) -> Replies:
+    """Ask over a connection for this alone; return the replies or what broke."""
+    call = Call(commands, asyncio.get_running_loop().create_future())
+    try:
+        async with asyncio.timeout(limit_s):
+            await _exchange(connection, [call])
+        return await call.outcome
+    except Exception as error:  # noqa: BLE001 - whatever broke, the caller hears of it
+        return error
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+async def _exchange(connection: AbstractConnection, calls: Sequence[Call]) -> None:
+    """Write the commands of all calls at once and hand each call its replies."""
+    await connection.connect()  # type: ignore[no-untyped-call] # redis-py's
+    try:
+        stale = await connection.can_read()
+    except redis.ConnectionError:
+        stale = True
+    if stale:  # the server closed it meanwhile
+        await connection.disconnect(nowait=True)
+        await connection.connect()  # type: ignore[no-untyped-call] # redis-py's
+    commands = [command for call in calls for command in call.commands]
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    for call in calls:
+        outcome: Replies = []
+        for _ in call.commands:
+            try:
+                reply = await connection.read_response()
+            except redis.ResponseError as error:
+                outcome = error
+            else:
+                if isinstance(outcome, list):
+                    outcome.append(reply)
+        _settle(call, outcome)
+
+
+def _settle(call: Call, outcome: Replies) -> None:
+    if not call.outcome.done():
+        call.outcome.set_result(outcome)
+
+
+def _weigh(commands: Sequence[Command]) -> int:
+    return sum(len(part) for command in commands for part in command if isinstance(part, bytes))

@@ -1,0 +1,18 @@
+"""Who is told of what goes wrong with a store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class StoreWatch(Protocol):
+    """Counts what went wrong, and what was done about it."""
+
+    def store_failed(self, store: str, operation: str) -> None:
+        """Count that a store broke or was late in `operation`: `get`, `put` or `sighted`."""
+
+    def store_bypassed(self, store: str, operation: str) -> None:
+        """Count that `operation` was not tried: it failed moments ago, or too many wait."""
+
+    def store_searched(self, store: str, *, found: bool) -> None:
+        """Count that the servers of a store were looked for, and whether any were found."""
