@@ -24,6 +24,7 @@ from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
     RedisSettings,
+    ProfileSettings,
     ServerSettings,
     Settings,
     StoreSettings,
@@ -36,12 +37,14 @@ from ext_proc.config import (
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile
 from ext_proc.telemetry import Telemetry
+from ext_proc.settings_reader import pools_in
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.pipeline import Pipeline
+from filters.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -266,3 +269,10 @@ def _version() -> str:
         return metadata.version("forebay")
     except metadata.PackageNotFoundError:
         return "0+source"
+def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:
+    """Return a hash of what decides how a profile's prompts are prepared and who answers them."""
+    named = {profile.pool, *(name for _, config in profile.filters for name in pools_in(config))}
+    servers = {name: [pools[name].cluster, pools[name].quality] for name in named}
+    return fingerprint(profile.filters, [profile.pool, servers])
+
+

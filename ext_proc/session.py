@@ -141,6 +141,8 @@ class Profile:
     name: str
     pool: Pool
     pipeline: Pipeline
+    shaped_by: str = ""
+    """A hash of the settings that may change prompts or answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class Session:
             prompt=prompt,
             pool=profile.pool.name,
             traceparent=self._traceparent or head.headers.get("traceparent", ""),
+            shaped_by=profile.shaped_by,
         )
         run = self._run = Run(profile.pipeline)
         facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes

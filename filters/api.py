@@ -489,6 +489,8 @@ class Filter(Generic[ConfigT]):
         self.ports: Final = ports
 
     @classmethod
+    shaped_by: str = ""
+    """A hash of all settings of its profile that may change prompt or answer."""
     def prepare(cls, config: ConfigT) -> Any:
         """Compute what every exchange of a profile shares, such as a word automaton; once."""
         return None
@@ -514,3 +516,13 @@ class Filter(Generic[ConfigT]):
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let go of everything held. Runs exactly once for every filter that saw the request."""
+    bundled: ClassVar[Sequence[str]] = ()
+    """Files and folders in `filters/data` that it works from: others make other prompts."""
+    @classmethod
+    def shaping(cls, config: ConfigT) -> Any:
+        """Return what of the settings may change prompt or answer: all, unless a filter knows.
+
+        Anything that `msgspec` encodes. Answers given under other ones are not given again.
+        """
+        return config
+

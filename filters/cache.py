@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -21,8 +21,9 @@ from filters.api import (
     Verdict,
 )
 from filters.cache_admission import admit, why_not_answered
-from filters.cache_key import cache_key
+from filters.cache_key import KeyRule, cache_key
 from filters.cache_record import Record, Unreadable, read_record, spread_ttl, write_record
+from filters.cache_rules import Ignored
 from filters.document import parse
 from filters.errors import PortError
 from filters.units import Duration, Size, SomeSize, SomeTime
@@ -47,6 +48,17 @@ class CacheConfig(Config, frozen=True):
     """Longer answers are not stored."""
     max_answer: SomeSize = Size("64KiB")
     """Answers of more bytes are not stored either."""
+    ignore: tuple[Ignored, ...] = ()
+    """Members of a request that do not count, such as `user`."""
+    share_tenants: bool = False
+    """Give one tenant's answers to the others."""
+    across_dialects: bool = False
+    """Answer a plain question from what was stored for a client of another provider's."""
+
+    @property
+    def key_rule(self) -> KeyRule:
+        """What of it bears on keys."""
+        return KeyRule(frozenset(self.ignore), self.share_tenants, self.across_dialects)
 
 
 class CacheFilter(Filter[CacheConfig]):
@@ -54,6 +66,16 @@ class CacheFilter(Filter[CacheConfig]):
 
     name: ClassVar[str] = "cache"
     config_type: ClassVar[type[Config]] = CacheConfig
+
+    @classmethod
+    def prepare(cls, config: CacheConfig) -> KeyRule:
+        """Read what the profile says of keys."""
+        return config.key_rule
+
+    @classmethod
+    def shaping(cls, config: CacheConfig) -> Any:
+        """Return what decides which requests are taken for one."""
+        return sorted(set(config.ignore))
 
     _key: bytes = b""
     _collecting: bool = False
@@ -65,7 +87,8 @@ class CacheFilter(Filter[CacheConfig]):
         why = why_not_answered(exchange, any_temperature=self.config.any_temperature)
         if reason := "no-store" if directives.no_store else why:
             return self._bypass(exchange, reason)
-        self._key = cache_key(exchange)
+        self._key = cache_key(exchange, self.prepared)
+        exchange.note("cache.key", self._key.decode())
         try:
             if not directives.no_cache:
                 stored = await self.ports.store.get(self._key)

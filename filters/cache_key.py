@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-import re
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl
 
 import msgspec
 from blake3 import blake3
 
-from filters.api import Exchange, Role
+from filters.api import Exchange, Role, Turn
 from filters.bounds import is_too_much
-from filters.document import Json, Path
-from filters.segments import edit_prose
+from filters.cache_folding import fold_white_space
+from filters.cache_neutral import neutral_request
+from filters.cache_rules import VARIANT_HEADERS, Ignored, dropped_members, variant_query
+from filters.document import Document, Json, Path
 
-KEY_BYTES: Final = 24
-# Headers by which a provider picks itself, an account, a deployment or a version of its API: other
-# value, other answer.
-VARIANT_HEADERS: Final = (
-    ":authority",
-    "anthropic-beta",
-    "anthropic-version",
-    "azureml-model-deployment",
-    "openai-beta",
-    "openai-organization",
-    "openai-project",
-    "x-goog-user-project",
-)
-# Query members that carry a credential (part of the tenant) or say how to deliver the answer.
-_DELIVERY_QUERY: Final = frozenset({"key", "alt", "$alt", "prettyPrint", "$prettyPrint"})
+DIGEST_BYTES: Final = 24
+TENANT_CHARS: Final = 16  # enough to find a tenant's entries; the whole hash is in the digest
+SHARED: Final = "shared"
+LONG_DATA_CHARS: Final = 4096  # a hash in its place costs less than to copy it
+_SLICE_CHARS: Final = 1 << 16
+_TOOL: Final = Role.TOOL  # in Python 3.11 reading an enum's member costs 0.1 us
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
-_INDENTED_LINE: Final = re.compile(r"\n(?: ?\t|  )[ \t]*+\S")
-_CELLS: Final = re.compile(r"\S\t++\S")  # a row of a table, where an empty cell is one tab more
-_SPACES: Final = "\n\r\t\v\f\x1c\x1d\x1e\x1f"  # of ASCII, as `str.isspace` has it
-# Without one of these a text has no code, JSON or mathematics, or none that one line changes.
-_MARKS_OF_CODE: Final = "`$\\~={}[<>|"
 
 
-def cache_key(exchange: Exchange) -> bytes:
-    """Return the key of an exchange's request.
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """What a profile says of keys."""
 
-    Profile, tenant, dialect, model, system prompt, tools and every parameter count; how the answer
-    is delivered (streamed or not) does not, nor do runs of white space outside code.
+    ignore: frozenset[Ignored] = frozenset()
+    """Members that do not count."""
+    share_tenants: bool = False
+    across_dialects: bool = False
+
+
+_STRICT: Final = KeyRule()
+
+
+def cache_key(exchange: Exchange, rule: KeyRule = _STRICT) -> bytes:
+    """Return the key of an exchange's request: `PROFILE:TENANT:DIGEST`, printable.
+
+    What is in the digest, and what is not, says the table in `cache_rules.py`.
     """
-    prompt = exchange.prompt
-    headers = exchange.head.headers
+    tenant = "" if rule.share_tenants else exchange.tenant
+    asked = neutral_request(exchange, rule.ignore) if rule.across_dialects else None
+    if asked is None:
+        asked = _own_request(exchange, rule.ignore)
     # JSON tells where each part ends, so that no two lists of parts look alike.
-    parts = (
-        *(exchange.profile, exchange.tenant, exchange.dialect.name, prompt.model),
+    parts = (exchange.profile, exchange.shaped_by, rule.share_tenants, tenant, asked)
+    digest = blake3(_SORTED.encode(parts)).hexdigest(DIGEST_BYTES)
+    label = SHARED if rule.share_tenants else tenant[:TENANT_CHARS]
+    return f"{exchange.profile}:{label}:{digest}".encode()
+
+
+def _own_request(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, ...]:
+    """Return what counts of a request in its dialect's own words."""
+    headers = exchange.head.headers
+    path = exchange.head.path
+    return (
+        exchange.dialect.name,
+        exchange.prompt.model,
         [headers.get(name, "") for name in VARIANT_HEADERS],
-        _place(exchange.head.path),
-        _variant_query(exchange.head.path),
-        _normalised(exchange),
+        _place(path),
+        variant_query(path),
+        *_normalised(exchange, ignore),
     )
-    return blake3(_SORTED.encode(parts)).digest(KEY_BYTES)
 
 
 def _place(path: str) -> str:
@@ -63,62 +74,59 @@ def _place(path: str) -> str:
     return route.rpartition(":")[0] or route
 
 
-def _variant_query(path: str) -> list[tuple[str, str]]:
-    query = path.partition("?")[2]
-    if not query:
-        return []
-    members = parse_qsl(query, keep_blank_values=True, encoding="latin-1")  # no byte is lost
-    counting = [member for member in members if member[0] not in _DELIVERY_QUERY]
-    return sorted(counting, key=itemgetter(0))  # of a repeated one, some read the first
+def _normalised(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, list[Json]]:
+    """Return the body as it counts, and the hashes of data that is left out of it.
 
-
-def _normalised(exchange: Exchange) -> dict[str, Json]:
-    """Return the body with white space folded in prose and without its delivery members."""
-    document = exchange.prompt.document
+    White space is folded in prose, members of delivery and ignored ones are not there.
+    """
+    prompt = exchange.prompt
+    document = prompt.document
+    turns = prompt.turns()
     texts = {
         text.path: text.value
-        for turn in exchange.prompt.turns()
+        for turn in turns
         for text in turn.texts
-        if text.role is not Role.TOOL  # a program's: its lines may be a list of names
+        if text.role is not _TOOL  # a program's: its lines may be a list of names
     }
-    folded: dict[Path, Json] = {}
+    changed: dict[Path, Json] = {}
     if not is_too_much(texts.values()):  # else they count as they stand
         for path, value in texts.items():
             if (normal := fold_white_space(value)) != value:
-                folded[path] = normal
-    root = document.replaced(folded)
-    delivery = exchange.prompt.transport_paths()
-    if delivery:
-        root = {key: value for key, value in root.items() if (key,) not in delivery}
-    return root
+                changed[path] = normal
+    hashes: list[Json] = []
+    if len(document.raw) > LONG_DATA_CHARS:
+        for path, data in _long_data(turns, document, texts):
+            changed[path] = None
+            hashes.append([path, _hashed(data)])
+    root = document.replaced(changed)
+    if dropped := dropped_members(exchange, ignore):
+        root = {key: value for key, value in root.items() if key not in dropped}
+    hashes.sort(key=str)  # the order of members does not count
+    return root, hashes
 
 
-def fold_white_space(text: str) -> str:
-    """Fold runs of white space in prose to one space.
+def _long_data(
+    turns: Sequence[Turn], document: Document, texts: Mapping[Path, str]
+) -> Iterator[tuple[Path, str]]:
+    """Yield the long strings beside the texts of turns that carry images, sounds or files."""
+    for turn in turns:
+        if not turn.has_media:
+            continue
+        left: list[tuple[Path, Json]] = [(turn.path, document.get(turn.path))]
+        while left:
+            path, value = left.pop()
+            if isinstance(value, str):
+                if len(value) >= LONG_DATA_CHARS and path not in texts:
+                    yield path, value
+            elif isinstance(value, dict):
+                left += (((*path, key), below) for key, below in value.items())
+            elif isinstance(value, list):
+                left += (((*path, index), below) for index, below in enumerate(value))
 
-    Code, even unfenced, keeps its own, and so does a table whose columns are parted by tabs.
-    """
-    if not text or _INDENTED_LINE.search(text) or ("\t" in text and _CELLS.search(text)):
-        return text
-    for mark in _MARKS_OF_CODE:
-        if mark in text:
-            return edit_prose(text, _fold).strip()
-    return _fold(text).strip()
 
-
-def _fold(prose: str) -> str:
-    # The spaces at the ends count: code may stand beyond them.
-    if not prose.isascii():
-        # Scripts that have spaces of their own; those with none are one word a line.
-        words = prose.split()
-        if not words:
-            return " "
-        left = " " if prose[0].isspace() else ""
-        right = " " if prose[-1].isspace() else ""
-        return f"{left}{' '.join(words)}{right}"
-    for space in _SPACES:  # a tenth of the time of splitting into words
-        if space in prose:
-            prose = prose.replace(space, " ")
-    while "  " in prose:
-        prose = prose.replace("  ", " ")
-    return prose
+def _hashed(data: str) -> str:
+    """Return the hash of a string without a second copy of it."""
+    hasher = blake3()
+    for start in range(0, len(data), _SLICE_CHARS):
+        hasher.update(data[start : start + _SLICE_CHARS].encode())
+    return hasher.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -57,6 +57,7 @@ class ClassifyFilter(Filter[ClassifyConfig]):
 
     name: ClassVar[str] = "classify"
     config_type: ClassVar[type[Config]] = ClassifyConfig
+    bundled: ClassVar[Sequence[str]] = ("intents.msgpack", "templates")
 
     @classmethod
     def longest_wait_s(cls, config: ClassifyConfig) -> float:

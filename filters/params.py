@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
@@ -91,6 +92,7 @@ class ParamsFilter(Filter[ParamsConfig]):
 
     name: ClassVar[str] = "params"
     config_type: ClassVar[type[Config]] = ParamsConfig
+    bundled: ClassVar[Sequence[str]] = ("glossary",)
 
     @classmethod
     def prepare(cls, config: ParamsConfig) -> Glossary | None:

@@ -27,6 +27,7 @@ Everything else is for the reader.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, assert_never
@@ -52,6 +53,7 @@ from tests.fakes import FakeClock, FakeStore, drive, fake_ports
 FULL: Final = Pool("full", "full", "FULL")
 BEST_EFFORT: Final = Pool("best_effort", "best_effort", "BEST_EFFORT")
 
+_DIGEST: Final = re.compile(r"\b[0-9a-f]{48}\b")  # of a key
 _PICTURES: Final = {"\n": "␊", "\r": "␍", "\0": "␀"}
 _TRAILERS: Final = {
     "request trailers": Message.REQUEST_TRAILERS,
@@ -362,4 +364,5 @@ def _facts(facts: Facts) -> Iterator[str]:
         if value:
             yield f"{name}: {value}"
     for name, value in facts.notes.items():
-        yield f"note {name}: {value}"
+        shown = _DIGEST.sub("DIGEST", str(value))
+        yield f"note {name}: {shown}"

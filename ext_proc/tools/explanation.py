@@ -86,13 +86,13 @@ class Explanation:
 
     @property
     def cache(self) -> Mapping[str, Any] | None:
-        """Key, and whether it is looked up; None: no filter keeps answers."""
+        """Key (None: not looked up) and what was found; None: no filter keeps answers."""
         step = next((step for step in self.trace.steps if step.name == "cache"), None)
         if step is None:
             return None
         why = step.notes.get("cache.why")
         state = step.notes.get("cache", "failed")
-        return {"key": step.cache_key.hex(), "state": state, "why": why}
+        return {"key": step.notes.get("cache.key"), "state": state, "why": why}
 
 
 def as_data(it: Explanation) -> dict[str, Any]:

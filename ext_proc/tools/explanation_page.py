@@ -144,7 +144,11 @@ def _did(step: Step) -> Text:
         words.append(_task(after.task))
     if after.pool != before.pool:
         words.append(Text(f"pool {after.pool}", "yellow"))
-    words += [_note(step.name, key, value) for key, value in step.notes.items()]
+    words += [
+        _note(step.name, key, value)
+        for key, value in step.notes.items()
+        if key != "cache.key"  # it has a line of its own
+    ]
     return Text(", ").join(words) if words else Text("nothing", "dim")
 
 
@@ -244,7 +248,8 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
         text = Text("yes" if yes else "no", "bold green" if yes else "yellow")
         text.append(f": {cache['why'] or 'a ' + cache['state']}", "")
         yield "cacheable", text
-        yield "cache key", Text(cache["key"], "" if yes else "dim")
+        if cache["key"] is not None:
+            yield "cache key", Text(cache["key"])
     if trace.respond is not None:
         style = "bold red" if it.outcome == "refused" else "bold green"
         body = trace.respond.body.decode(errors="replace")

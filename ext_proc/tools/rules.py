@@ -33,7 +33,7 @@ from ext_proc.settings_reader import clusters_in, not_among, pools_in
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
-from filters.cache_key import VARIANT_HEADERS
+from filters.cache_rules import VARIANT_HEADERS
 from filters.pipeline import SPARE_S, patience_s, waits_s
 from filters.units import Duration, Size
 

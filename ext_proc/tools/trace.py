@@ -16,7 +16,6 @@ from ext_proc.config import AnyFilter, Settings
 from ext_proc.conversation import Message
 from ext_proc.session import Facts, Session
 from filters.api import Answer, Cut, Exchange, Note, Ports, Role, Task, Verdict
-from filters.cache_key import cache_key
 from filters.errors import FilterError
 
 
@@ -76,8 +75,6 @@ class Step:
     """Status and text of its refusal; empty: none."""
     failure: str
     """What else it raised; empty: nothing."""
-    cache_key: bytes
-    """The key under which the exchange would be looked up before this filter."""
 
     @property
     def notes(self) -> dict[str, Note]:
@@ -137,7 +134,6 @@ def _watched(kind: type[AnyFilter], kept: Trace) -> type[AnyFilter]:
         async def on_request(self, exchange: Exchange) -> Verdict:
             kept.exchange = exchange
             before = State.of(exchange)
-            key = cache_key(exchange)
             clock = self.ports.clock
             verdict: Any = None
             refusal = failure = ""
@@ -165,7 +161,6 @@ def _watched(kind: type[AnyFilter], kept: Trace) -> type[AnyFilter]:
                         answer=verdict if isinstance(verdict, Answer) else None,
                         refusal=refusal,
                         failure=failure,
-                        cache_key=key,
                     )
                 )
             return verdict  # type: ignore[no-any-return] # the filter's own

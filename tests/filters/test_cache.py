@@ -33,7 +33,7 @@ class Gateway:
         self.config = config
 
     def look_up(self, exchange: Exchange) -> tuple[CacheFilter, Any]:
-        cache = CacheFilter(self.config, None, self.ports)
+        cache = CacheFilter(self.config, CacheFilter.prepare(self.config), self.ports)
         return cache, drive(cache.on_request(exchange))
 
     def send(
