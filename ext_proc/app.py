@@ -23,8 +23,8 @@ from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.config import (
     MemorySettings,
-    RedisSettings,
     ProfileSettings,
+    RedisSettings,
     ServerSettings,
     Settings,
     StoreSettings,
@@ -36,15 +36,15 @@ from ext_proc.config import (
 )
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile
-from ext_proc.telemetry import Telemetry
 from ext_proc.settings_reader import pools_in
+from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
-from filters.pipeline import Pipeline
 from filters.fingerprint import fingerprint
+from filters.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -258,17 +258,14 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
     """Return what exchanges share under these settings."""
     pools = {name: Pool(name, pool.cluster, pool.quality) for name, pool in settings.pools.items()}
     profiles = {
-        name: Profile(name, pools[profile.pool], Pipeline(profile.filters, ports))
+        name: Profile(
+            name, pools[profile.pool], Pipeline(profile.filters, ports), shaped_by(profile, pools)
+        )
         for name, profile in settings.profiles.items()
     }
     return Gateway(profiles, pools, settings.tenant.header, observer, ports.clock)
 
 
-def _version() -> str:
-    try:
-        return metadata.version("forebay")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:
     """Return a hash of what decides how a profile's prompts are prepared and who answers them."""
     named = {profile.pool, *(name for _, config in profile.filters for name in pools_in(config))}
@@ -276,3 +273,8 @@ def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:
     return fingerprint(profile.filters, [profile.pool, servers])
 
 
+def _version() -> str:
+    try:
+        return metadata.version("forebay")
+    except metadata.PackageNotFoundError:
+        return "0+source"

@@ -427,6 +427,8 @@ class Exchange:
     reply_head: ReplyHead | None = None
     traceparent: str = ""
     """W3C header of the proxy's span: what a port asks for this exchange is traced under it."""
+    shaped_by: str = ""
+    """A hash of all settings of its profile that may change prompt or answer."""
 
     def note(self, key: str, value: Note) -> None:
         """Say something about this exchange in the log line and the span."""
@@ -482,6 +484,8 @@ class Filter(Generic[ConfigT]):
     """It changes or holds back what the client receives, instead of only watching it."""
     counts_tokens: ClassVar[bool] = False
     """It asks `ports.tokens.count`, for which an encoding is loaded early."""
+    bundled: ClassVar[Sequence[str]] = ()
+    """Files and folders in `filters/data` that it works from: others make other prompts."""
 
     def __init__(self, config: ConfigT, prepared: Any, ports: Ports) -> None:
         self.config: Final = config
@@ -489,11 +493,17 @@ class Filter(Generic[ConfigT]):
         self.ports: Final = ports
 
     @classmethod
-    shaped_by: str = ""
-    """A hash of all settings of its profile that may change prompt or answer."""
     def prepare(cls, config: ConfigT) -> Any:
         """Compute what every exchange of a profile shares, such as a word automaton; once."""
         return None
+
+    @classmethod
+    def shaping(cls, config: ConfigT) -> Any:
+        """Return what of the settings may change prompt or answer: all, unless a filter knows.
+
+        Anything that `msgspec` encodes. Answers given under other ones are not given again.
+        """
+        return config
 
     @classmethod
     def longest_wait_s(cls, config: ConfigT) -> float:
@@ -516,13 +526,3 @@ class Filter(Generic[ConfigT]):
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let go of everything held. Runs exactly once for every filter that saw the request."""
-    bundled: ClassVar[Sequence[str]] = ()
-    """Files and folders in `filters/data` that it works from: others make other prompts."""
-    @classmethod
-    def shaping(cls, config: ConfigT) -> Any:
-        """Return what of the settings may change prompt or answer: all, unless a filter knows.
-
-        Anything that `msgspec` encodes. Answers given under other ones are not given again.
-        """
-        return config
-
