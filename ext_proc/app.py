@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
+from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
@@ -92,6 +93,7 @@ async def running(
     )
     telemetry.take_library_logs()
     store = open_store(settings.store, clock, telemetry)
+    flights = open_flights(telemetry)
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
     telemetry.read("upstream_calls", "Questions of Forebay's own that wait", lambda: upstream.calls)
     tokens = TiktokenTokens(default_folder(environ), telemetry.log)
@@ -99,6 +101,7 @@ async def running(
     models = LocalModels(clock)
     ports = Ports(
         store=store,
+        flights=flights,
         clock=clock,
         upstream=upstream,
         tokens=tokens,
@@ -129,6 +132,7 @@ async def running(
     async with contextlib.AsyncExitStack() as closing:
         closing.push_async_callback(telemetry.close)
         closing.push_async_callback(store.close)
+        closing.push_async_callback(flights.close)
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
         closing.callback(models.close)
@@ -221,11 +225,24 @@ def open_redis(settings: RedisSettings, clock: Clock, telemetry: Telemetry) -> R
         telemetry,
         timeout_s=settings.timeout,
         password=settings.password,
+        sentinel_username=settings.sentinel_username,
+        sentinel_password=settings.sentinel_password,
+        ca_file=settings.ca_file,
+        reads_replicas=settings.read_replicas,
+        lanes=settings.connections,
     )
     telemetry.read(
         "store_breaker", "Redis is asked (0), probed (1), bypassed (2)", lambda: client.state
     )
     return client
+
+
+def open_flights(telemetry: Telemetry) -> LocalFlights:
+    """Return what lets one exchange ask the model for several."""
+    flights = LocalFlights(telemetry)
+    telemetry.read("flights", "Calls of the model that others may wait for", lambda: len(flights))
+    telemetry.read("flights_waiting", "Exchanges that wait for them", lambda: flights.waiting)
+    return flights
 
 
 def open_workers(telemetry: Telemetry) -> WorkerPool:

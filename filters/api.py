@@ -244,6 +244,67 @@ class Store(Protocol):
         """
 
 
+class Boarding(enum.StrEnum):
+    """How an exchange stands to a flight, which is one call of the model that may serve several."""
+
+    WAITING = "waiting"
+    """Another exchange asks the model."""
+    LEADS = "leads"
+    """It asks the model; others may wait for what it is told."""
+    SHARED = "shared"
+    """It has what another one was told."""
+    LATE = "late"
+    """It waited as long as it may, and goes alone."""
+    FULL = "full"
+    """There is no room to wait in; it goes alone."""
+    ALONE = "alone"
+    """The answer cannot be shared; it goes alone."""
+    OVER = "over"
+    """It left."""
+
+
+class Seat(Protocol):
+    """One exchange's place in a flight. `leave` is to be called in the end, whatever happened."""
+
+    boarding: Boarding
+    waited: bool
+    """It had to wait for another one, here or elsewhere."""
+
+    async def answer(self, wait_s: float) -> bytes | None:
+        """Return what another exchange was told; None when this one has to ask, or goes alone.
+
+        Waits for `wait_s` at most. A caller that is cancelled has left.
+        """
+
+    async def watched(self) -> bool:
+        """Tell whoever leads whether others wait, here or elsewhere."""
+
+    def land(self, value: bytes) -> None:
+        """Give all who wait `value`; returns at once. Means nothing where this one does not lead.
+
+        It is handed over, not kept: who comes later leads a flight of its own.
+        """
+
+    def leave(self, *, again: bool = True) -> None:
+        """Let go of the place; returns at once and may be called again.
+
+        Of those who wait for one that leads, the first to come leads next; without `again` all go
+        alone at once.
+        """
+
+
+class Flights(Protocol):
+    """Lets one exchange ask the model for all who ask the same at the same time."""
+
+    def board(self, key: bytes, *, room: int, size: int = 0) -> Seat:
+        """Take a place in the flight of `key`, beginning one where there is none; never fails.
+
+        At most `room` wait in a flight; `size` is about how many bytes this one holds meanwhile.
+        Nothing is awaited: what has to be asked elsewhere is on its way, and `Seat.answer` waits
+        for it.
+        """
+
+
 class Clock(Protocol):
     """Time, so that tests can hold it."""
 
@@ -311,6 +372,7 @@ class Ports:
     """Everything outside that a filter may ask."""
 
     store: Store
+    flights: Flights
     clock: Clock
     upstream: Upstream
     tokens: Tokens

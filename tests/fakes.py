@@ -5,11 +5,12 @@ They are fakes, not mocks: each passes the contract tests that the real thing pa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from filters.api import Ports
+from filters.api import Boarding, Ports
 from filters.errors import PortError
 
 T = TypeVar("T")
@@ -110,14 +111,13 @@ class FakeStoreWatch:
     def __init__(self) -> None:
         self.failed: list[tuple[str, str]] = []
         self.bypassed: list[tuple[str, str]] = []
-
         self.searched: list[bool] = []
+
     def store_failed(self, store: str, operation: str) -> None:
         self.failed.append((store, operation))
 
     def store_bypassed(self, store: str, operation: str) -> None:
         self.bypassed.append((store, operation))
-
 
     def store_searched(self, store: str, *, found: bool) -> None:
         self.searched.append(found)
@@ -217,6 +217,7 @@ class FakeFlightWatch:
     def coalesced(self, boarding: Boarding) -> None:
         self.seen.append(boarding)
 
+
 class FakeTokens:
     """A `Tokens` for which four bytes of UTF-8 are a token."""
 
@@ -303,6 +304,7 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     clock = clock or FakeClock()
     ports: dict[str, Any] = {
         "store": FakeStore(clock),
+        "flights": FakeFlights(clock),
         "clock": clock,
         "upstream": FakeUpstream(),
         "tokens": FakeTokens(),

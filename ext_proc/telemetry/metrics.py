@@ -170,6 +170,9 @@ class Metrics:
             "skips", "What a filter left as it was, and why", ("filter", "reason")
         )
         self.cache: Final = self._counter("cache", "What the cache said", ("outcome",))
+        self.coalesced: Final = self._counter(
+            "coalesced", "Exchanges that waited for another's answer, by how it ended", ("outcome",)
+        )
         self.filter_errors: Final = self._counter(
             "filter_errors", "Filters that failed and were undone", ("filter",)
         )
@@ -179,12 +182,12 @@ class Metrics:
         self.store_bypassed: Final = self._counter(
             "store_bypassed", "Calls to a store not made because it failed", ("store", "op")
         )
-        self.upstream: Final = self._counter(
-            "upstream_requests",
-            "Questions of Forebay's own to a cluster, by how they went",
         self.store_searches: Final = self._counter(
             "store_searches", "Searches for the servers of a store", ("store", "result")
         )
+        self.upstream: Final = self._counter(
+            "upstream_requests",
+            "Questions of Forebay's own to a cluster, by how they went",
             ("cluster", "outcome"),
         )
         self.upstream_seconds: Final = self._histogram(

@@ -15,7 +15,7 @@ from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_l
 from ext_proc.telemetry.metrics import Metrics
 from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
-from filters.api import Clock, Note
+from filters.api import Boarding, Clock, Note
 
 if TYPE_CHECKING:
     from ext_proc.telemetry.spans import Spans
@@ -82,6 +82,9 @@ class Telemetry:
         # A rate misses the first count of a series that was not there before.
         for outcome in CACHE_OUTCOMES:
             metrics.cache[(outcome,)].inc(0)
+        for boarding in Boarding:
+            if boarding is not Boarding.WAITING:
+                metrics.coalesced[(boarding,)].inc(0)
         for change in CHANGES.values():
             metrics.params[(change,)].inc(0)
         for result in RELOAD_RESULTS.values():
@@ -233,12 +236,9 @@ class Telemetry:
         self.metrics.store_errors[store, operation].inc()
 
     def store_bypassed(self, store: str, operation: str) -> None:
-        """Count that `operation` was not tried, for the store failed moments ago."""
+        """Count that `operation` was not tried: it failed moments ago, or too many wait."""
         self.metrics.store_bypassed[store, operation].inc()
 
-    def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
-        """Count a question of Forebay's own to a cluster; `answered`, or why it came to nothing."""
-        self.metrics.upstream[cluster, outcome].inc()
     def store_searched(self, store: str, *, found: bool) -> None:
         """Count that the servers of a store were looked for, and whether any were found."""
         self.metrics.store_searches[store, "found" if found else "none"].inc()
@@ -247,6 +247,9 @@ class Telemetry:
         """Count an exchange that waited for another one's answer, or found no room to."""
         self.metrics.coalesced[(boarding,)].inc()
 
+    def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
+        """Count a question of Forebay's own to a cluster; `answered`, or why it came to nothing."""
+        self.metrics.upstream[cluster, outcome].inc()
         self.metrics.upstream_seconds.observe((cluster,), round(seconds * 1e9))
 
     def config_reloaded(self, *, good: bool) -> None:

@@ -80,6 +80,7 @@ async def measure(*, documents: int = DOCUMENTS, chats: int = CHATS, each: int =
     absent: Any = None  # a port that these filters do not ask
     ports = Ports(
         store=MemoryStore(clock, 0),
+        flights=absent,
         clock=clock,
         upstream=absent,
         tokens=tokens,

@@ -16,6 +16,7 @@ import structlog
 from rich.console import Console
 
 from ext_proc.adapters.clock import SystemClock
+from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
@@ -27,7 +28,7 @@ from ext_proc.tools.explanation import Explanation, as_data
 from ext_proc.tools.explanation_page import show
 from ext_proc.tools.place import find_yaml
 from ext_proc.tools.trace import Request, Trace, trace
-from filters.api import Ports, Upstream
+from filters.api import Boarding, Ports, Upstream
 from filters.document import Document, Json
 from filters.errors import ConfigError, NotJson, PortError
 
@@ -139,6 +140,7 @@ async def _explain(
     def ports(upstream: Upstream) -> Ports:
         return Ports(
             store=MemoryStore(clock, STORE_BYTES),
+            flights=LocalFlights(_Unwatched()),
             clock=clock,
             upstream=upstream,
             tokens=tokens,
@@ -184,6 +186,9 @@ class NotAsked:
 
 
 class _Unwatched:
+    def coalesced(self, boarding: Boarding) -> None:
+        """Nobody counts."""
+
     def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
         """Nobody counts."""
 
