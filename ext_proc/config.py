@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ext_proc.redis_url import EXAMPLE as REDIS_URL
+from ext_proc.redis_url import Kind, parse_redis_url, split_redis_url
 from ext_proc.settings_reader import (
     INVALID,
     Invalid,
@@ -44,7 +46,6 @@ DEFAULT_POOL: Final = "full"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # goes into headers, paths and labels
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]*")  # RFC 9110, 5.1, as HTTP/2 writes it
-_REDIS_URL: Final = 'a URL such as "redis://host:6379/0"'
 _AT_RESTART: Final = ("server", "store", "tracing")
 
 
@@ -90,15 +91,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _check_redis_url(text: str) -> None:
-    url = urlsplit(text)
-    if url.password:
-        raise ValueError("expected FOREBAY_REDIS_PASSWORD in the environment, got a password here")
-    server = {"redis": url.netloc, "rediss": url.netloc, "unix": url.path}.get(url.scheme)
-    if not server or not _has_good_port(text):
-        raise ValueError(f"expected {_REDIS_URL}, got {found(text)}")
 
 
 def _check_otlp_url(text: str) -> None:
@@ -160,13 +152,35 @@ class MemorySettings(_Block, frozen=True):
 class RedisSettings(_Block, frozen=True):
     """Answers are kept in Redis."""
 
-    url: Annotated[str, _checked(_check_redis_url)] = ""
-    """Without a password."""
+    url: Annotated[str, _checked(parse_redis_url)] = ""
+    """Without a password: one server, Sentinels or servers of a cluster."""
     timeout: SomeTime = Duration("5ms")
     """What takes longer counts as a miss."""
+    connections: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """To each server, at most: a large value on one does not hold up what goes by another."""
+    read_replicas: bool = False
+    """Ask replicas for answers; all else is the masters' in any case."""
+    ca_file: str = ""
+    """Who vouches for servers, in PEM; empty: whom the system trusts."""
+    sentinel_username: str = ""
+    """Who Forebay is to Sentinels."""
     password: Annotated[Secret, msgspec.Meta(extra={"variable": "FOREBAY_REDIS_PASSWORD"})] = (
         Secret()
     )
+    sentinel_password: Annotated[
+        Secret, msgspec.Meta(extra={"variable": "FOREBAY_REDIS_SENTINEL_PASSWORD"})
+    ] = Secret()
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            return
+        url = parse_redis_url(self.url)
+        if self.read_replicas and url.kind is Kind.ONE:
+            raise ConfigError("read_replicas", "expected redis+sentinel:// or redis+cluster://")
+        if self.ca_file and not url.tls:
+            raise ConfigError("ca_file", "expected a URL with TLS such as rediss://")
+        if self.sentinel_username and url.kind is not Kind.SENTINEL:
+            raise ConfigError("sentinel_username", "expected a URL such as redis+sentinel://")
 
 
 StoreSettings: TypeAlias = MemorySettings | RedisSettings
@@ -236,8 +250,8 @@ def load(
 ) -> Settings:
     """Read the settings of a file; raise `BadConfig` with everything that is wrong with them.
 
-    `environ` may hold FOREBAY_REDIS_URL (keeps answers there), FOREBAY_REDIS_PASSWORD and
-    OTEL_EXPORTER_OTLP_ENDPOINT; an empty value counts as none.
+    `environ` may hold FOREBAY_REDIS_URL (keeps answers there), FOREBAY_REDIS_PASSWORD,
+    FOREBAY_REDIS_SENTINEL_PASSWORD and OTEL_EXPORTER_OTLP_ENDPOINT; an empty value counts as none.
     """
     settings, problems = read_settings(read_yaml(path), environ, built_in)
     if settings is None:
@@ -366,18 +380,22 @@ class _BlockReader:
         if url := self.environ.get("FOREBAY_REDIS_URL", ""):
             bare, in_url = _take_password(url)
             try:
-                _check_redis_url(bare)
-            except ValueError as error:
+                parse_redis_url(bare)
+                redis = msgspec.structs.replace(redis, url=bare)
+            except (ValueError, ConfigError) as error:
                 return self._wrong_variable("FOREBAY_REDIS_URL", str(error))
-            return RedisSettings(
-                url=bare, timeout=redis.timeout, password=Secret(password or in_url)
-            )
+            password = password or in_url
+            store = _StoreBlock(redis=redis)
         if store.redis is None:
             return store.memory or MemorySettings()
         if not redis.url:
             place = (*self.place, "store", "redis", "url")
-            return self.reader.wrong(place, f"expected {_REDIS_URL}, got nothing")
-        return msgspec.structs.replace(redis, password=Secret(password))
+            return self.reader.wrong(place, f"expected {REDIS_URL}, got nothing")
+        return msgspec.structs.replace(
+            redis,
+            password=Secret(password),
+            sentinel_password=Secret(self.environ.get("FOREBAY_REDIS_SENTINEL_PASSWORD", "")),
+        )
 
     def _wrong_variable(self, name: str, message: str) -> Invalid:
         self.reader.note(Problem("environment", None, name, message))
@@ -497,11 +515,12 @@ class _BlockReader:
 
 def _take_password(url: str) -> tuple[str, str]:
     """Return a URL without its password, and that."""
-    scheme, slashes, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    login, at, host = authority.rpartition("@")
+    scheme, login, location, query = split_redis_url(url)
+    if not login:
+        return url, ""
     user, _, password = login.partition(":")
-    return f"{scheme}{slashes}{user}{at if user else ''}{host}{slash}{path}", unquote(password)
+    at, mark = "@" if user else "", "?" if query else ""
+    return f"{scheme}://{user}{at}{location}{mark}{query}", unquote(password)
 
 
 # --- Following the file --------------------------------------------------------------------------

@@ -51,17 +51,16 @@ class RedisUrl:
 
 def parse_redis_url(text: str) -> RedisUrl:
     """Read a URL; raise `ValueError` with what was expected, and never with a password."""
-    scheme, _, rest = text.partition("://")
-    location, _, query = rest.partition("?")
-    authority, slash, path = location.partition("/")
-    login, _, hosts = authority.rpartition("@")
+    scheme, login, location, query = split_redis_url(text)
     user, colon, _ = login.partition(":")
-    if colon:
+    hosts, slash, path = location.partition("/")
+    if colon or (scheme == "unix" and ":" in hosts):
         raise ValueError("expected FOREBAY_REDIS_PASSWORD in the environment, got a password here")
     user = unquote(user)
     if scheme == "unix":
-        db = _number_of_db(query.removeprefix("db=")) if query.startswith("db=") else 0
-        if hosts or not path or db is None or (query and not query.startswith("db=")):
+        option, _, number = query.partition("=")
+        db = _number_of_db(number) if query else 0
+        if hosts or not path or db is None or option not in ("", "db"):
             raise ValueError(f'expected "unix:///path" or "unix:///path?db=0", got {found(text)}')
         return RedisUrl(Kind.ONE, (unquote(slash + path),), user, db=db)
     match = _SCHEME.fullmatch(scheme)
@@ -89,6 +88,19 @@ def parse_redis_url(text: str) -> RedisUrl:
             if len(servers) != 1 or db is None:
                 raise ValueError(f"expected {EXAMPLE}, got {found(text)}")
             return RedisUrl(Kind.ONE, servers, user, tls, db)
+
+
+def split_redis_url(text: str) -> tuple[str, str, str, str]:
+    """Return scheme, user with password, location and query of a URL, which may be a bad one.
+
+    A slash in a password should be escaped; one that is not must not make it part of a path.
+    """
+    scheme, _, rest = text.partition("://")
+    rest, _, query = rest.partition("?")
+    login, _, location = rest.rpartition("@")
+    if scheme == "unix" and "/" in login:  # a path may have the sign
+        login, location = "", rest
+    return scheme, login, location, query
 
 
 def _servers(hosts: str, default_port: int) -> tuple[Address, ...]:

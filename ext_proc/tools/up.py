@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.config import MemorySettings, Settings, read_settings
+from ext_proc.redis_url import Address, parse_redis_url
 from ext_proc.tools.arguments import port
 from ext_proc.tools.check import ask_envoy
 from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
@@ -45,7 +46,6 @@ ENVOY_DRAIN_S: Final = 1
 ACCESS_LOG_FLUSH_MS: Final = 100  # Envoy's 10 s would show requests long after they were made
 WATCH_S: Final = 1.0
 KNOCK_S: Final = 1.0  # who has not taken a connection by then is said not to answer
-REDIS_PORT: Final = 6379  # redis-py's, for a URL without one
 QUESTION: Final = "What is a forebay?"
 OTHER_QUESTION: Final = "Why should water be calm before a turbine?"  # not kept yet: it streams
 
@@ -225,17 +225,27 @@ async def find_doubts(settings: Settings, upstream: Target | None) -> list[str]:
     knocks: dict[str, Awaitable[bool]] = {}
     if not isinstance(settings.store, MemorySettings):
         text = f"Redis at {_store(settings)} does not answer: answers are not kept until it does"
-        url = urlsplit(settings.store.url)
-        if url.scheme == "unix":
-            knocks[text] = _opens(asyncio.open_unix_connection(url.path))
-        else:
-            host, number = url.hostname or LOOPBACK, url.port or REDIS_PORT
-            knocks[text] = _opens(asyncio.open_connection(host, number))
+        knocks[text] = _any_opens(parse_redis_url(settings.store.url).servers)
     if upstream is not None:
         text = f"{_url(upstream)} does not answer: requests end in 503 until it does"
         knocks[text] = _opens(asyncio.open_connection(upstream.host, upstream.port))
     opened = await asyncio.gather(*knocks.values())
     return [text for text, good in zip(knocks, opened, strict=True) if not good]
+
+
+async def _any_opens(servers: Sequence[Address]) -> bool:
+    """Tell whether one of them takes connections: it knows the others."""
+    opened = await asyncio.gather(
+        *(
+            _opens(
+                asyncio.open_unix_connection(server)
+                if isinstance(server, str)
+                else asyncio.open_connection(*server)
+            )
+            for server in servers
+        )
+    )
+    return any(opened)
 
 
 async def _opens(connecting: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> bool:

@@ -258,6 +258,43 @@ def test_the_environment_chooses_redis() -> None:
     )
 
 
+def test_all_but_the_url_stays_as_the_file_says() -> None:
+    """Where Redis is differs between environments; how it is asked need not."""
+    text = "store: {redis: {read_replicas: true, connections: 2}}\nprofiles: {raw: {}}"
+    environ = {"FOREBAY_REDIS_URL": "redis+cluster://:hunter2@one:7000,two"}
+    assert (
+        RedisSettings(
+            url="redis+cluster://one:7000,two",
+            password=Secret("hunter2"),
+            read_replicas=True,
+            connections=2,
+        )
+        == settings_of(text, environ).store
+    )
+
+
+def test_a_url_that_the_other_settings_do_not_fit_is_named() -> None:
+    """The file alone has nothing wrong."""
+    text = "store: {redis: {read_replicas: true}}\nprofiles: {raw: {}}"
+    (problem,) = problems_of(text, {"FOREBAY_REDIS_URL": "redis://cache"})
+    assert (
+        "environment: FOREBAY_REDIS_URL: "
+        "read_replicas: expected redis+sentinel:// or redis+cluster://"
+    ) == problem
+
+
+def test_sentinels_have_a_password_of_their_own() -> None:
+    """Most have none while the servers do."""
+    text = 'store: {redis: {url: "redis+sentinel://one,two/cache"}}\nprofiles: {raw: {}}'
+    environ = {"FOREBAY_REDIS_SENTINEL_PASSWORD": "hunter2"}
+    store = settings_of(text, environ).store
+    assert (
+        RedisSettings(url="redis+sentinel://one,two/cache", sentinel_password=Secret("hunter2"))
+        == store
+    )
+    assert "hunter2" not in repr(store)
+
+
 def test_the_password_comes_from_the_environment_alone() -> None:
     """From its own variable, or from the URL in the other, which is kept without it."""
     own = {"FOREBAY_REDIS_PASSWORD": "hunter2"}
