@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -92,8 +93,9 @@ async def running(
         later=loop.call_later,
     )
     telemetry.take_library_logs()
-    store = open_store(settings.store, clock, telemetry)
-    flights = open_flights(telemetry)
+    redis = open_redis(settings.store, clock, telemetry)
+    store = open_store(settings.store, redis, clock, telemetry)
+    flights = open_flights(redis, telemetry)
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
     telemetry.read("upstream_calls", "Questions of Forebay's own that wait", lambda: upstream.calls)
     tokens = TiktokenTokens(default_folder(environ), telemetry.log)
@@ -200,8 +202,10 @@ class OpenStore(Store, Protocol):
         """Let go of what is held."""
 
 
-def open_store(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> OpenStore:
-    """Return the store that the settings ask for; it connects when it is first asked."""
+def open_store(
+    settings: StoreSettings, redis: RedisClient | None, clock: Clock, telemetry: Telemetry
+) -> OpenStore:
+    """Return the store that the settings ask for, which closes `redis` when it is closed."""
     match settings:
         case MemorySettings(size=size):
             memory = MemoryStore(clock, size)
@@ -210,13 +214,16 @@ def open_store(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> O
         case RedisSettings():
             from ext_proc.adapters.redis_store import RedisStore  # 0.1 s that not all need
 
-            return RedisStore(open_redis(settings, clock, telemetry), clock)
+            assert redis is not None  # these settings opened it
+            return RedisStore(redis, clock)
         case _:
             assert_never(settings)
 
 
-def open_redis(settings: RedisSettings, clock: Clock, telemetry: Telemetry) -> RedisClient:
-    """Return what asks Redis; it connects when it is first asked."""
+def open_redis(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> RedisClient | None:
+    """Return what asks Redis, if there is one; it connects when it is first asked."""
+    if not isinstance(settings, RedisSettings):
+        return None
     from ext_proc.adapters.redis_client import RedisClient  # 0.1 s that not all need
 
     client = RedisClient(
@@ -237,9 +244,16 @@ def open_redis(settings: RedisSettings, clock: Clock, telemetry: Telemetry) -> R
     return client
 
 
-def open_flights(telemetry: Telemetry) -> LocalFlights:
-    """Return what lets one exchange ask the model for several."""
+def open_flights(redis: RedisClient | None, telemetry: Telemetry) -> LocalFlights:
+    """Return what lets one exchange ask the model for several, of all replicas if they share one.
+
+    It is closed before `redis` is.
+    """
     flights = LocalFlights(telemetry)
+    if redis is not None:
+        from ext_proc.adapters.redis_flights import RedisFlights  # 0.1 s that not all need
+
+        flights = RedisFlights(redis, telemetry, name=secrets.token_hex(8).encode())
     telemetry.read("flights", "Calls of the model that others may wait for", lambda: len(flights))
     telemetry.read("flights_waiting", "Exchanges that wait for them", lambda: flights.waiting)
     return flights
