@@ -264,15 +264,20 @@ def _figures(result: Result) -> Figures:
 
 async def failed_open(admin_port: int) -> int:
     """Return how many requests Envoy let pass because ext_proc failed."""
+    return await counted(admin_port, "ext_proc.*failure_mode_allowed")
+
+
+async def counted(admin_port: int, stats: str) -> int:
+    """Return the sum of an Envoy's counters whose names a regular expression finds."""
     reader, writer = await asyncio.open_connection(LOOPBACK, admin_port)
     writer.write(
-        b"GET /stats?filter=ext_proc.*failure_mode_allowed HTTP/1.1\r\nhost: envoy\r\n"
-        b"connection: close\r\n\r\n"
+        f"GET /stats?filter={stats}$ HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n".encode()
     )
     reply = (await reader.read()).decode()
     writer.close()
-    values = [line.rpartition(": ")[2] for line in reply.splitlines() if "mode_allowed:" in line]
-    return sum(map(int, values))
+    # One "NAME: VALUE" a line, behind a head and between the lengths of its chunks.
+    lines = reply.partition("\r\n\r\n")[2].splitlines()
+    return sum(int(line.rpartition(": ")[2]) for line in lines if ": " in line)
 
 
 _ABOUT: Final = (

@@ -29,7 +29,7 @@ from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
 
 REDIS: Final = "redis"
 REDIS_SERVER: Final = "server at redis"
-PORTS: Final = 9  # what `Places` gives out
+PORTS: Final = 10  # what `Places` gives out
 ENVOY_WORKERS: Final = 1  # one core for Envoy leaves the other for the server it calls
 _PER_ROUTE: Final = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 _FILTERS: Final = "type.googleapis.com/envoy.extensions.filters"
@@ -78,6 +78,8 @@ class Places:
     upstream_admin: int
     redis: int
     redis_metrics: int
+    peer: int
+    """For a gateway that is compared."""
     socket: Path
     grpc_socket: Path
     native_socket: Path
@@ -88,10 +90,10 @@ class Places:
     def on(cls, ports: Sequence[int], folder: Path) -> Places:
         """Give out ports, and sockets in a folder."""
         gateway, admin, metrics, upstream, streamer, spans, *others = ports
-        upstream_admin, redis, redis_metrics = others
+        upstream_admin, redis, redis_metrics, peer = others
         return cls(
             *(gateway, admin, metrics, upstream, streamer, spans),
-            *(upstream_admin, redis, redis_metrics),
+            *(upstream_admin, redis, redis_metrics, peer),
             socket=folder / SOCKET,
             grpc_socket=folder / "g",
             native_socket=folder / "n",

@@ -49,6 +49,8 @@ class Child:
     """Gets each line that it writes."""
     stdout: int = asyncio.subprocess.PIPE
     """A file descriptor that takes its standard output in `on_line`'s stead."""
+    start_s: float = START_S
+    """How long it may take until it is ready."""
     process: asyncio.subprocess.Process | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
@@ -83,12 +85,14 @@ class Supervisor:
         ended = asyncio.create_task(_process(child).wait())
         ready = asyncio.create_task(_until_ready(child))
         try:
-            await asyncio.wait((ended, ready), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (ended, ready), timeout=child.start_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if ended.done():
                 await _drained(pumps)
                 raise ConfigError(child.name, f"ended {_how(child)}{_last_words(child)}")
             if not ready.done():
-                text = f"was not ready after {START_S:.0f} s{_last_words(child)}"
+                text = f"was not ready after {child.start_s:.0f} s{_last_words(child)}"
                 raise ConfigError(child.name, text)
         finally:
             ready.cancel()
@@ -111,7 +115,7 @@ class Supervisor:
             began = time.monotonic()
             pumps = await self._spawn(child)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(START_S):
+                async with asyncio.timeout(child.start_s):
                     await _until_ready_or_ended(child)
             if _process(child).returncode is None:
                 self._say(f"{child.name} is back after {time.monotonic() - ended:.1f} s")
