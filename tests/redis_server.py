@@ -1,13 +1,27 @@
-"""A real Redis or Valkey server for tests, on a free port and a Unix socket."""
+"""Real Redis or Valkey servers for tests: one, a master under Sentinels, or a cluster."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Final, Self
+
+import redis
+
+from tests.gateway import Log, Program, free_port
+
+PATIENCE_S: Final = 60.0  # for servers to agree, on a machine that is busy with other tests
+POLL_S: Final = 0.02  # servers tell nobody when they agree
+NODE_TIMEOUT_MS: Final = 2_000  # of a cluster; a busy machine may hold up its servers for a while
+DOWN_AFTER_MS: Final = 2_000  # of Sentinels, likewise
+SERVICE: Final = "answers"  # the name of the master at Sentinels
+MASTERS_SLOTS: Final = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
 def redis_binary() -> str:
@@ -22,11 +36,12 @@ def redis_binary() -> str:
 class RedisServer:
     """A server without persistence; it can be killed, frozen and started again in its place."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
         self._socket = folder / "redis.sock"
-        self._process: subprocess.Popen[str] | None = None
-        self.port = _free_port()
+        self._options = options
+        self._program: Program | None = None
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -39,41 +54,206 @@ class RedisServer:
     def start(self, *options: str) -> None:
         """Start and return once it accepts connections."""
         addresses = ("--port", str(self.port), "--bind", "127.0.0.1")
-        places = ("--unixsocket", str(self._socket), "--dir", str(self._folder))
-        self._process = subprocess.Popen(
-            [redis_binary(), *addresses, *places, "--save", "", *options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        said = []
-        for line in self._process.stdout:
-            said.append(line)
-            # "... unix" from 7.2 on, "... at PATH" before
-            if re.search("ready to accept connections (unix|at)", line, re.IGNORECASE):
-                return
-        raise RuntimeError(f"Redis did not start:\n{''.join(said)}")
+        places = ("--unixsocket", str(self._socket), "--dir", str(self._folder), "--save", "")
+        at_once = ("--repl-diskless-sync-delay", "0")  # a replica waits 5 s for others by default
+        # "... unix" from 7.2 on, "... at PATH" before
+        ready = "ready to accept connections (unix|at)"
+        self._run(ready, *addresses, *places, *at_once, *self._options, *options)
+
+    def ask(self, *command: str | int) -> Any:
+        """Return the reply to one command, in Python's types where it has a simple one."""
+        with redis.Redis(port=self.port, decode_responses=True) as client:
+            return client.execute_command(*command)
 
     def freeze(self) -> None:
         """Stop it where it is: connections stay open and nothing is answered."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+        if self._program is not None:
+            self._program.kill()
+            self._program = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._program is not None
+        self._program.signal(number)
+
+    def _run(self, ready: str, *arguments: str) -> None:
+        log = Log(f"redis {self.port}")
+        self._program = Program([redis_binary(), *arguments], dict(os.environ), log)
+        log.wait_for(lambda line: bool(re.search(ready, line, re.IGNORECASE)))
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+class Sentinel(RedisServer):
+    """Watches a master; `quorum` Sentinels must believe that it is down."""
+
+    def __init__(self, folder: Path, master: RedisServer, quorum: int, *options: str) -> None:
+        super().__init__(folder)
+        self._lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {folder}",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {quorum}",
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
+            f"sentinel failover-timeout {SERVICE} 10000",
+            *options,
+        ]
+
+    def start(self, *options: str) -> None:
+        """Start and return once it watches; what it learns it writes into its own file."""
+        conf = self._folder / "sentinel.conf"
+        conf.write_text("\n".join([*self._lines, *options]) + "\n")
+        self._run(r"\+monitor", str(conf), "--sentinel")
+
+
+class SentinelRedis:
+    """A master with a replica, and three Sentinels that make it one when the master is gone."""
+
+    def __init__(
+        self, folder: Path, *, options: tuple[str, ...] = (), sentinel: tuple[str, ...] = ()
+    ) -> None:
+        """Give all servers `options`, and lines for their file to all Sentinels."""
+        self.master: Final = RedisServer(_folder(folder / "master"), *options)
+        follows = ("--replicaof", f"127.0.0.1 {self.master.port}")
+        self.replica: Final = RedisServer(_folder(folder / "replica"), *follows, *options)
+        self.sentinels: Final = [
+            Sentinel(_folder(folder / f"sentinel-{n}"), self.master, 2, *sentinel) for n in range(3)
+        ]
+
+    @property
+    def servers(self) -> list[RedisServer]:
+        return [self.master, self.replica]
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{places}/{SERVICE}"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for server in self.servers:
+                stack.callback(server.kill)
+                server.start()
+            # Sentinels look only every 10 s.
+            _until("a replica that follows", lambda: _follows(self.replica))
+            for sentinel in self.sentinels:
+                stack.callback(sentinel.kill)
+                sentinel.start()
+            for sentinel in self.sentinels:
+                _until("Sentinels that know all others", lambda one=sentinel: self._knows(one))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _knows(self, sentinel: RedisServer) -> bool:
+        master = sentinel.ask("SENTINEL", "MASTER", SERVICE)
+        replicas = sentinel.ask("SENTINEL", "REPLICAS", SERVICE)
+        links = [replica["master-link-status"] for replica in replicas]
+        return ("2", ["ok"]) == (master["num-other-sentinels"], links)
+
+
+class RedisCluster:
+    """Three masters, each with a replica that takes its place when it is gone."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        """Give every server `options`."""
+        self.nodes: Final = [
+            RedisServer(
+                _folder(folder / str(n)),
+                *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
+                *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+                # Else keys on other masters are refused as well until the failover.
+                *("--cluster-require-full-coverage", "no"),
+                *("--cluster-replica-validity-factor", "0"),
+                *options,
+            )
+            for n in range(6)
+        ]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for node in self.nodes:
+                stack.callback(node.kill)
+                node.start()
+            self._join()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def master_of(self, name: str) -> RedisServer:
+        """Return the server that has a key, as those that are alive see it."""
+        for node in self.nodes:
+            try:
+                slot = node.ask("CLUSTER", "KEYSLOT", name)
+                rows = node.ask("CLUSTER", "SLOTS")
+            except redis.RedisError:
+                continue
+            (port,) = [row[2][1] for row in rows if row[0] <= slot <= row[1]]
+            return self.node_at(port)
+        raise RuntimeError("no server of the cluster is alive")
+
+    def node_at(self, port: int) -> RedisServer:
+        (node,) = [node for node in self.nodes if node.port == port]
+        return node
+
+    def _join(self) -> None:
+        masters, replicas = self.nodes[:3], self.nodes[3:]
+        first = masters[0]
+        for n, node in enumerate(self.nodes):
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
+        for master, slots in zip(masters, MASTERS_SLOTS, strict=True):
+            master.ask("CLUSTER", "ADDSLOTSRANGE", *slots)
+        for node in self.nodes[1:]:
+            bus = node.ask("CONFIG", "GET", "cluster-port")["cluster-port"]
+            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        _until("six servers that know each other", lambda: all(map(_knows_six, self.nodes)))
+        for master, replica in zip(masters, replicas, strict=True):
+            replica.ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
+        _until("replicas that follow", lambda: all(map(_follows, replicas)))
+        _until("six servers that agree", lambda: all(map(_sees_all, self.nodes)))
+
+
+def _knows_six(node: RedisServer) -> bool:
+    lines = node.ask("CLUSTER", "NODES").splitlines()
+    return 6 == sum("handshake" not in line and " connected" in line for line in lines)
+
+
+def _follows(node: RedisServer) -> bool:
+    return bool("up" == node.ask("INFO", "replication")["master_link_status"])
+
+
+def _sees_all(node: RedisServer) -> bool:
+    """Tell whether a server sees three masters for all slots, each with a replica."""
+    rows = node.ask("CLUSTER", "SLOTS")
+    return sorted(MASTERS_SLOTS) == sorted(
+        (first, last) for first, last, *servers in rows if len(servers) == 2
+    )
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def _until(what: str, good: Callable[[], bool]) -> None:
+    """Wait until something is so; a server that is not up yet has not said anything."""
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends:
+        try:
+            if good():
+                return
+        except (redis.RedisError, KeyError):
+            pass
+        time.sleep(POLL_S)
+    raise TimeoutError(what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ext_proc.adapters.redis_client import RedisClient
 from ext_proc.adapters.redis_store import RedisStore
 from filters.api import Store
 from tests.fakes import FakeClock, FakeStore, FakeStoreWatch
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisCluster, RedisServer, SentinelRedis
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,47 @@ class Kept:
     age: Callable[[float], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Redis: how it is reached, and its masters."""
+
+    url: str
+    masters: Sequence[RedisServer]
+
+
 @pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder: Path = tmp_path_factory.mktemp("redis")
     server = RedisServer(folder)
     server.start()
-    yield server
+    yield Servers(server.url, [server])
     server.kill()
 
 
-@pytest.fixture(params=["memory", "fake", "redis"])
+@pytest.fixture(scope="module")
+def sentinel_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with SentinelRedis(tmp_path_factory.mktemp("sentinel")) as servers:
+        yield Servers(servers.url, [servers.master])
+
+
+@pytest.fixture(scope="module")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield Servers(cluster.url, cluster.nodes[:3])
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "fake",
+        "redis_server",
+        pytest.param("sentinel_redis", marks=pytest.mark.slow),
+        pytest.param("redis_cluster", marks=pytest.mark.slow),
+    ]
+)
 async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
-    if request.param == "redis":
-        async for one in _kept_in_redis(request.getfixturevalue("redis_server")):
+    if "redis" in request.param:
+        async for one in _kept_in_redis(request.getfixturevalue(request.param)):
             yield one
         return
     clock = FakeClock()
@@ -52,24 +80,27 @@ async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
     await store.close()
 
 
-async def _kept_in_redis(server: RedisServer) -> AsyncIterator[Kept]:
+async def _kept_in_redis(servers: Servers) -> AsyncIterator[Kept]:
     """Age every key by its time to live: a server's clock cannot be moved."""
-    client = redis.Redis.from_url(server.url)
-    await client.flushall()
+    clients = [redis.Redis.from_url(master.url) for master in servers.masters]
+    for client in clients:
+        await client.flushall()
     # A shared machine may pause the test for longer than the 5 ms of production.
     clock = FakeClock()
-    store = RedisStore(RedisClient(server.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
+    store = RedisStore(RedisClient(servers.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
 
     async def age(seconds: float) -> None:
         clock.advance(seconds)
-        async for key in client.scan_iter():
-            remaining_ms = await client.pttl(key)
-            assert remaining_ms > 0, f"{key!r} would stay for ever"
-            await client.pexpire(key, remaining_ms - int(seconds * 1000))
+        for client in clients:
+            async for key in client.scan_iter():
+                remaining_ms = await client.pttl(key)
+                assert remaining_ms > 0, f"{key!r} would stay for ever"
+                await client.pexpire(key, remaining_ms - int(seconds * 1000))
 
     yield Kept(store, age)
     await store.close()
-    await client.aclose()
+    for client in clients:
+        await client.aclose()
 
 
 async def test_a_value_is_returned_as_it_was_put(kept: Kept) -> None:
