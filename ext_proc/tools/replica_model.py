@@ -1,0 +1,246 @@
+"""What a model server does with its requests, step by step, without a clock of its own.
+
+The engine is of vLLM's kind: each step has room for so many tokens; every answer being written
+takes one, prefills share the rest in the order they came, in chunks. Blocks of prompts and answers
+stay in memory until their room is needed, least recently used first, and a prompt that begins with
+such blocks is spared their prefill.
+
+One model serves two forms: `simulate` steps it in real time, `bench routing` in virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BLOCK_TOKENS: Final = 64  # four blocks of vLLM's: only whole ones are shared
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """How fast a replica is and how much it holds; about an 8B model in half precision on 24 GB."""
+
+    step_s: float = 0.008
+    """What a step takes whatever is in it: weights are read, kernels started."""
+    prefill_s: float = 1 / 10_000
+    """A token of a prompt, at its beginning."""
+    prefill_doubles: int = 32_768
+    """At this position a token of a prompt takes twice as long: it looks back at all before it."""
+    decode_s: float = 0.000_1
+    """A token of an answer, as one of a batch."""
+    context_s: float = 0.000_000_02
+    """Each token of the context of each answer being written: it is read at every step."""
+    step_tokens: int = 2_048
+    """Most tokens of a step."""
+    slots: int = 256
+    """Most requests at once."""
+    cache_tokens: int = 131_072
+    """Tokens that the memory for keys and values holds."""
+
+    def prefill(self, position: int, tokens: int) -> float:
+        """Return the seconds for so many tokens of a prompt from `position` on."""
+        return self.prefill_s * tokens * (1 + (position + tokens / 2) / self.prefill_doubles)
+
+
+class Work:
+    """A request at a replica. `chain` names the blocks of prompt and answer, each by all before."""
+
+    __slots__ = (
+        "answer_tokens", "arrived_s", "cached", "chain", "computed", "finished_s", "first_s",
+        "left", "prompt_tokens", "reserved",
+    )  # fmt: skip
+
+    def __init__(self, chain: Sequence[int], prompt_tokens: int, answer_tokens: int) -> None:
+        self.chain: Final = chain
+        self.prompt_tokens: Final = prompt_tokens
+        self.answer_tokens: Final = answer_tokens
+        self.arrived_s = 0.0
+        self.first_s = 0.0
+        """When its first token was written; 0 before."""
+        self.finished_s = 0.0
+        self.cached = 0
+        """Tokens of the prompt that needed no prefill."""
+        self.computed = 0
+        self.left = answer_tokens
+        self.reserved = 0
+        """Blocks of memory that it holds under no name yet."""
+
+    @property
+    def prompt_blocks(self) -> Sequence[int]:
+        """The names of the prompt's whole blocks."""
+        return self.chain[: self.prompt_tokens // BLOCK_TOKENS]
+
+
+class BlockCache:
+    """The memory for keys and values: blocks in use, and those that may be used again."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks: Final = blocks
+        self._used: Final[Counter[int]] = Counter()
+        self._free: Final[OrderedDict[int, None]] = OrderedDict()
+        self._unnamed = 0
+        self.evicted = 0
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._used or block in self._free
+
+    @property
+    def usage(self) -> float:
+        """What part is in use, 0 to 1, as vLLM counts it: what may be thrown away is free."""
+        return min(1.0, (len(self._used) + self._unnamed) / self.blocks)
+
+    def held(self, chain: Sequence[int]) -> int:
+        """Return how many blocks at the beginning of `chain` are here."""
+        for index, block in enumerate(chain):
+            if block not in self:
+                return index
+        return len(chain)
+
+    def reserve(self, chain: Sequence[int], blocks: int) -> bool:
+        """Take `chain`, which is here, into use, and room for `blocks` more; tell if there was."""
+        fresh = sum(1 for block in chain if block not in self._used)
+        if len(self._used) + fresh + self._unnamed + blocks > self.blocks:
+            return False
+        for block in chain:
+            self._free.pop(block, None)
+            self._used[block] += 1
+        self._unnamed += blocks
+        over = len(self._used) + len(self._free) + self._unnamed - self.blocks
+        for _ in range(over):
+            self._free.popitem(last=False)
+        self.evicted += max(0, over)
+        return True
+
+    def name(self, blocks: Sequence[int]) -> int:
+        """Give reserved room to `blocks`, computed now; return how much room that took."""
+        for block in blocks:
+            self._free.pop(block, None)
+            self._used[block] += 1
+        self._unnamed -= len(blocks)
+        return len(blocks)
+
+    def release(self, chain: Sequence[int], reserved: int) -> None:
+        """Let go of `chain` and of room that never got a name; the end of a chain goes first."""
+        self._unnamed -= reserved
+        for block in reversed(chain):
+            if self._used[block] > 1:
+                self._used[block] -= 1
+            elif block in self._used:
+                del self._used[block]
+                self._free[block] = None
+
+    def clear(self) -> None:
+        """Forget everything, as a restart does."""
+        self._used.clear()
+        self._free.clear()
+        self._unnamed = 0
+
+
+class Engine:
+    """One replica. `begin` plans a step and returns how long it takes; `end` makes it done.
+
+    While nothing but answers are written, one plan spans as many steps as all of them go on for:
+    `cut` ends it at the step in which a request arrives.
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware: Final = hardware
+        self.cache: Final = BlockCache(hardware.cache_tokens // BLOCK_TOKENS)
+        self.waiting: Final[deque[Work]] = deque()
+        self.running: Final[list[Work]] = []
+        self.busy_s = 0.0
+        self.prefilled = 0
+        """Tokens of prompts that were computed."""
+        self._chunks: list[tuple[Work, int]] = []
+        self._writing: list[Work] = []
+        self._steps = 0
+        self._step_s = 0.0
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run."""
+        return len(self.waiting) + len(self.running)
+
+    def arrive(self, work: Work, now_s: float) -> None:
+        """Take a request."""
+        work.arrived_s = now_s
+        self.waiting.append(work)
+
+    def begin(self) -> float:
+        """Plan what comes next; return its seconds, 0 when there is nothing to do."""
+        hardware = self.hardware
+        self._writing = [work for work in self.running if work.computed >= work.prompt_tokens]
+        room = hardware.step_tokens - len(self._writing)
+        self._chunks = []
+        seconds = 0.0
+        for work in self.running:
+            if room > 0 and work.computed < work.prompt_tokens:
+                room, seconds = self._plan_chunk(work, room, seconds)
+        while self.waiting and room > 0 and len(self.running) < hardware.slots:
+            if not self._admit(self.waiting[0]):
+                break
+            work = self.waiting.popleft()
+            self.running.append(work)
+            room, seconds = self._plan_chunk(work, room, seconds)
+        if not self.running:
+            self._steps = 0
+            return 0.0
+        self._steps = 1 if self._chunks else min(work.left for work in self._writing)
+        context = sum(work.prompt_tokens + work.answer_tokens - work.left for work in self._writing)
+        context += len(self._writing) * self._steps // 2
+        writing_s = len(self._writing) * hardware.decode_s + context * hardware.context_s
+        self._step_s = hardware.step_s + seconds + writing_s
+        return self._steps * self._step_s
+
+    def cut(self, elapsed_s: float) -> float:
+        """End the plan with the step that runs `elapsed_s` after it began; return its seconds."""
+        steps = max(1, math.ceil(elapsed_s / self._step_s)) if self._step_s else 1
+        self._steps = min(self._steps, steps)
+        return self._steps * self._step_s
+
+    def end(self, now_s: float) -> tuple[list[Work], list[Work]]:
+        """Make the plan done; return who wrote a first token, and who is finished."""
+        self.busy_s += self._steps * self._step_s
+        firsts: list[Work] = []
+        finished: list[Work] = []
+        for work in self._writing:
+            work.left -= self._steps
+        for work, tokens in self._chunks:
+            work.computed += tokens
+            self.prefilled += tokens
+            if work.computed >= work.prompt_tokens:
+                work.first_s = now_s
+                work.left -= 1
+                firsts.append(work)
+                cached = work.cached // BLOCK_TOKENS
+                work.reserved -= self.cache.name(work.prompt_blocks[cached:])
+        for work in [*self._writing, *firsts]:
+            if work.left <= 0:
+                work.finished_s = now_s
+                finished.append(work)
+                self.running.remove(work)
+                named = len(work.prompt_blocks)
+                work.reserved -= self.cache.name(work.chain[named:])
+                self.cache.release(work.chain, work.reserved)
+        return firsts, finished
+
+    def _plan_chunk(self, work: Work, room: int, seconds: float) -> tuple[int, float]:
+        tokens = min(room, work.prompt_tokens - work.computed)
+        self._chunks.append((work, tokens))
+        return room - tokens, seconds + self.hardware.prefill(work.computed, tokens)
+
+    def _admit(self, work: Work) -> bool:
+        """Give a request its memory, if there is enough."""
+        blocks = work.prompt_blocks
+        held = self.cache.held(blocks)
+        if held * BLOCK_TOKENS >= work.prompt_tokens:
+            held -= 1  # the last token is always computed: the first answer comes of it
+        needed = -(-(work.prompt_tokens + work.answer_tokens) // BLOCK_TOKENS) - held
+        if not self.cache.reserve(blocks[:held], needed):
+            return False
+        work.reserved = needed
+        work.cached = work.computed = held * BLOCK_TOKENS
+        return True

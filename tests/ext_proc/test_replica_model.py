@@ -1,0 +1,148 @@
+"""The model of a replica takes the time, and keeps the blocks, that a model server would."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.tools.replica_model import BLOCK_TOKENS, BlockCache, Engine, Hardware, Work
+
+HARDWARE = Hardware(cache_tokens=64 * BLOCK_TOKENS, slots=4, step_tokens=256)
+
+
+def chain(name: str) -> list[int]:
+    """Return the names of blocks: one for each letter, by all letters up to it."""
+    return [hash(name[: end + 1]) for end in range(len(name))]
+
+
+def work(prompt: str, answer: str = "Z") -> Work:
+    """Return a request with a block for each letter."""
+    return Work(chain(prompt + answer), len(prompt) * BLOCK_TOKENS, len(answer) * BLOCK_TOKENS)
+
+
+def drain(engine: Engine, now_s: float = 0.0) -> tuple[float, list[Work]]:
+    """Step until nothing is left to do; return when that was, and what finished in order."""
+    finished: list[Work] = []
+    while seconds := engine.begin():
+        now_s += seconds
+        finished += engine.end(now_s)[1]
+    return now_s, finished
+
+
+def test_an_idle_engine_plans_nothing() -> None:
+    """No request, no step."""
+    assert 0 == Engine(HARDWARE).begin()
+
+
+def test_a_prompt_is_prefilled_in_chunks_and_answered_a_token_a_step() -> None:
+    """Three chunks of 256 tokens for 640, then one step for every token but the first."""
+    engine = Engine(HARDWARE)
+    one = work("abcdefghij")
+    engine.arrive(one, 0.0)
+    chunks = 0
+    now_s = 0.0
+    while not one.first_s:
+        now_s += engine.begin()
+        engine.end(now_s)
+        chunks += 1
+    assert (3, 0, 640) == (chunks, one.cached, engine.prefilled)
+    expected_s = 3 * HARDWARE.step_s + HARDWARE.prefill(0, 640)
+    assert expected_s == pytest.approx(one.first_s)
+    assert BLOCK_TOKENS - 1 == one.left
+    ended_s, finished = drain(engine, now_s)
+    assert [one] == finished
+    assert ended_s == one.finished_s > one.first_s + (BLOCK_TOKENS - 1) * HARDWARE.step_s
+
+
+def test_the_beginning_that_is_there_is_not_prefilled_again() -> None:
+    """The next turn of a conversation has the last one, its answer included, in front."""
+    engine = Engine(HARDWARE)
+    engine.arrive(work("abcd", "Z"), 0.0)
+    now_s, _ = drain(engine)
+    turn = work("abcdZef")
+    engine.arrive(turn, now_s)
+    drain(engine, now_s)
+    assert 5 * BLOCK_TOKENS == turn.cached
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    """A prompt that is there whole still needs a step for its first token."""
+    engine = Engine(HARDWARE)
+    engine.arrive(work("abcd"), 0.0)
+    now_s, _ = drain(engine)
+    again = work("abcd")
+    engine.arrive(again, now_s)
+    drain(engine, now_s)
+    assert 3 * BLOCK_TOKENS == again.cached
+
+
+def test_who_finds_no_memory_waits_for_it() -> None:
+    """Prompt and answer are reserved together: an answer that was begun is never thrown away."""
+    engine = Engine(HARDWARE)
+    large, next_one = work("a" * 40, "Z"), work("b" * 40, "Z")
+    engine.arrive(large, 0.0)
+    engine.arrive(next_one, 0.0)
+    engine.begin()
+    assert (1, 1) == (len(engine.running), len(engine.waiting))
+    engine.end(0.1)
+    _, finished = drain(engine, 0.1)
+    assert [large, next_one] == finished
+
+
+def test_no_more_run_at_once_than_there_are_slots() -> None:
+    """The others wait in the order they came."""
+    engine = Engine(HARDWARE)
+    for letter in "abcdefg":
+        engine.arrive(work(letter), 0.0)
+    engine.begin()
+    assert (4, 3, 7) == (len(engine.running), len(engine.waiting), engine.load)
+
+
+def test_a_plan_of_many_steps_is_cut_where_a_request_arrives() -> None:
+    """It begins with the next step, not when the answers before it end."""
+    engine = Engine(HARDWARE)
+    engine.arrive(work("a", "Z" * 4), 0.0)
+    engine.begin()
+    engine.end(1.0)
+    whole_s = engine.begin()
+    step_s = whole_s / (4 * BLOCK_TOKENS - 1)
+    assert pytest.approx(11 * step_s) == engine.cut(10.5 * step_s)
+    engine.end(2.0)
+    assert 4 * BLOCK_TOKENS - 1 - 11 == engine.running[0].left
+
+
+def test_later_tokens_of_a_prompt_take_longer() -> None:
+    """Each looks back at all before it."""
+    hardware = Hardware()
+    assert hardware.prefill(0, 1_000) < hardware.prefill(30_000, 1_000)
+    assert pytest.approx(hardware.prefill(0, 500) + hardware.prefill(500, 500)) == (
+        hardware.prefill(0, 1_000)
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab", min_size=1, max_size=20), st.text("Z", min_size=1, max_size=3)),
+        max_size=20,
+    )
+)
+def test_all_are_answered_and_nothing_stays_in_use(asked: list[tuple[str, str]]) -> None:
+    """Whatever prompts share, the memory in use is that of requests that run."""
+    engine = Engine(HARDWARE)
+    sent = [work(prompt, answer) for prompt, answer in asked]
+    for one in sent:
+        engine.arrive(one, 0.0)
+    _, finished = drain(engine)
+    assert {id(one) for one in sent} == {id(one) for one in finished}
+    assert (0, 0, 0.0) == (engine.load, sum(one.reserved for one in sent), engine.cache.usage)
+
+
+def test_a_cache_evicts_the_ends_of_what_was_used_least_recently() -> None:
+    """So what is left of a prompt is still its beginning."""
+    cache = BlockCache(6)
+    for name in ("abcd", "xyz"):
+        assert cache.reserve([], len(name))
+        cache.name(chain(name))
+        cache.release(chain(name), 0)
+    assert (3, 3, 1) == (cache.held(chain("abcd")), cache.held(chain("xyz")), cache.evicted)
