@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -143,7 +144,7 @@ class SentinelRedis:
                 stack.callback(sentinel.kill)
                 sentinel.start()
             for sentinel in self.sentinels:
-                _until("Sentinels that know all others", lambda one=sentinel: self._knows(one))
+                _until("Sentinels that know all others", partial(self._knows, sentinel))
             self._stack = stack.pop_all()
         return self
 
