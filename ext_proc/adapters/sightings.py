@@ -2,8 +2,8 @@
 
 A count-min sketch for each stretch of the window: `ROWS` rows of counters, of which a pattern has
 one in each; the smallest of them is its count, or more where others share all of its counters. With
-conservative update only the smallest are raised. A stretch whose end lies out of the window is
-dropped whole, so that no count rests on anything older.
+conservative update only the smallest are raised. A stretch that began before
+the window is dropped whole, so that no count rests on anything older.
 
 How often others share them all rests on how many counters are in use, not on what patterns come:
 with a share `f` of a stretch in use it is at most `f ** ROWS`. `MOST_USED` bounds that; a stretch
@@ -22,11 +22,13 @@ STRETCHES: Final = 8  # counts reach back 7 eighths of the window at least, the 
 # the end of a stretch that is full, fewer before it.
 MOST_USED: Final = 1 / 6
 HIGHEST: Final = 255  # of a counter, which is one byte; nobody asks for more than 100
-LEAST_WIDTH: Final = 64  # counters in a row; below that a stretch would end at every pattern
+# Two of the patterns in use, 1.5 for each counter of a row, have all counters in common by chance:
+# one in `1.5 / width`, which is to be little against the 0.6 %.
+LEAST_WIDTH: Final = 1024
 
 
 class Sketch:
-    """Counts sightings in one window, in `size` bytes or little more."""
+    """Counts sightings in one window, in `size` bytes, or 32 KiB where that is less."""
 
     __slots__ = (
         "_began_ns",
