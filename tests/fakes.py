@@ -81,6 +81,12 @@ class FakeStore:
         ends_ns, value = self.values.get(key, (0, None))
         return value if ends_ns > self._clock.monotonic_ns() else None
 
+    async def find(self, key: bytes) -> tuple[bytes, float] | None:
+        await self._called("find", key)
+        ends_ns, value = self.values.get(key, (0, b""))
+        left_ns = ends_ns - self._clock.monotonic_ns()
+        return (value, left_ns / 1e9) if left_ns > 0 else None
+
     async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
         await self._called("put", key)
         self.values[key] = (self._clock.monotonic_ns() + round(ttl_s * 1e9), value)

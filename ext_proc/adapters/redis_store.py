@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from ext_proc.adapters.breaker import BreakerState
@@ -28,6 +29,16 @@ class RedisStore:
         get = ("GET", name_of(b"answer", key))
         (value,) = await self._client.ask("get", key, get, reads=True)
         return value
+
+    async def find(self, key: bytes) -> tuple[bytes, float] | None:
+        """Return the value under `key` and the seconds it has left; None when there is none."""
+        name = name_of(b"answer", key)
+        value, left_ms = await self._client.ask(
+            "get", key, ("GET", name), ("PTTL", name), reads=True
+        )
+        if value is None:
+            return None
+        return value, math.inf if left_ms == -1 else left_ms / 1000  # -1: it has no end
 
     async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
         """Keep `value` under `key` for `ttl_s` seconds, even if the caller is cancelled.

@@ -1,4 +1,4 @@
-"""Every store keeps the promises of the `Store` port: in memory, in Redis, and the fake."""
+"""Every store keeps the promises of the `Store` port: in memory, in Redis, both, and the fake."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis.asyncio as redis
 
+from ext_proc.adapters.layered_store import LayeredStore, SharedStore
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.redis_client import RedisClient
 from ext_proc.adapters.redis_store import RedisStore
@@ -61,13 +63,15 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]
         "memory",
         "fake",
         "redis_server",
+        "memory before redis_server",
         pytest.param("sentinel_redis", marks=pytest.mark.slow),
         pytest.param("redis_cluster", marks=pytest.mark.slow),
     ]
 )
 async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
     if "redis" in request.param:
-        async for one in _kept_in_redis(request.getfixturevalue(request.param)):
+        *layers, where = request.param.split(" before ")
+        async for one in _kept_in_redis(request.getfixturevalue(where), layered=bool(layers)):
             yield one
         return
     clock = FakeClock()
@@ -80,14 +84,16 @@ async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
     await store.close()
 
 
-async def _kept_in_redis(servers: Servers) -> AsyncIterator[Kept]:
+async def _kept_in_redis(servers: Servers, *, layered: bool) -> AsyncIterator[Kept]:
     """Age every key by its time to live: a server's clock cannot be moved."""
     clients = [redis.Redis.from_url(master.url) for master in servers.masters]
     for client in clients:
         await client.flushall()
     # A shared machine may pause the test for longer than the 5 ms of production.
     clock = FakeClock()
-    store = RedisStore(RedisClient(servers.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
+    far = RedisStore(RedisClient(servers.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
+    near = MemoryStore(clock, 16 * 1024**2)
+    store = LayeredStore(near, far, longest_s=5) if layered else far
 
     async def age(seconds: float) -> None:
         clock.advance(seconds)
@@ -200,3 +206,17 @@ async def test_a_hundred_callers_get_each_their_own_value(kept: Kept) -> None:
     await asyncio.gather(*(kept.store.put(b"%d" % n, b"v%d" % n, 10) for n in range(100)))
     values = await asyncio.gather(*(kept.store.get(b"%d" % n) for n in range(100)))
     assert [b"v%d" % n for n in range(100)] == values
+
+
+@pytest.mark.parametrize("kept", ["fake", "redis_server"], indirect=True)
+async def test_a_shared_store_says_how_long_a_value_has_left(kept: Kept) -> None:
+    """A copy of it need not outlive it."""
+    store = cast("SharedStore", kept.store)
+    await store.put(b"key", b"value", 60)
+    await kept.age(20)
+    found = await store.find(b"key")
+    assert found is not None
+    assert b"value" == found[0]
+    assert 30 < found[1] <= 40
+    await kept.age(41)
+    assert await store.find(b"key") is None
