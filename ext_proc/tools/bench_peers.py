@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import sys
 from collections import Counter
@@ -114,6 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and show what was seen; return 1 when a request failed."""
+    if shutil.which(arguments.litellm) is None:
+        found = f"got {arguments.litellm}; make bench-peers installs it"
+        raise ConfigError("--litellm", f"expected a program, {found}")
     rounds = max(LEAST_ROUNDS, int(arguments.seconds / (len(SIDES) * SLICE_S)) | 1)
     slice_s = arguments.seconds / (rounds * len(SIDES))
     plan = Plan(list(SIDES), arguments.connections, rounds, slice_s)
