@@ -158,6 +158,7 @@ class Gateway:
 
 
 MOST_TOKEN_GAPS: Final = 4096
+_MAY_READ: Final = Need.REPLY | Need.HEAD
 
 
 class Session:
@@ -343,8 +344,8 @@ class Session:
         told["x-model-quality"] = pool.quality
         return Forward(
             set_headers=set_headers,
-            # What we read must come as plain bytes; clients do without compression for it.
-            remove_headers=("accept-encoding",) if exchange.needs & Need.REPLY else (),
+            # What we may read must come as plain bytes; clients do without compression for it.
+            remove_headers=("accept-encoding",) if exchange.needs & _MAY_READ else (),
             body=body,
             metadata={
                 **told,

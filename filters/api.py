@@ -7,6 +7,7 @@ hides which provider's JSON it is. It awaits nothing but the ports it was given.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -168,6 +169,16 @@ class Reply:
     has_tool: bool = False
 
 
+class Stamp(enum.StrEnum):
+    """What no two replies of a provider share."""
+
+    ID = "id"
+    SECONDS = "seconds"
+    """Unix time, a number."""
+    MOMENT = "moment"
+    """A time as RFC 3339 writes it."""
+
+
 @dataclass(slots=True)
 class Delta:
     """One event of a streamed answer.
@@ -219,6 +230,18 @@ class Dialect(Protocol):
 
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return content type and body that deliver a plain reply as the stream `prompt` asked."""
+
+    def stamps(self, reply: Json, prompt: Prompt) -> Mapping[Path, Stamp]:
+        """Return where a plain reply says who it is and when it was made.
+
+        The id of a reply that the provider keeps under it, as `prompt` asked, is not among them.
+        """
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a plain reply that says `reply.text` and ended by itself; None: none is a text.
+
+        `name` is what its ids are made of, `at_s` Unix time.
+        """
 
     def error(self, status: int, text: str) -> bytes:
         """Return an error body in the provider's own shape."""
@@ -315,6 +338,13 @@ class Clock(Protocol):
         """Return a time in nanoseconds that never goes back."""
 
 
+class Random(Protocol):
+    """Dice that nobody can foresee, such as `os.urandom`."""
+
+    def __call__(self, size: int, /) -> bytes:
+        """Return so many random bytes."""
+
+
 class Tokens(Protocol):
     """Counts tokens, as the model asked for does or nearly so."""
 
@@ -378,6 +408,7 @@ class Ports:
     tokens: Tokens
     workers: Workers
     models: Models
+    random: Random = os.urandom
 
 
 # --- The exchange --------------------------------------------------------------------------------
@@ -399,6 +430,8 @@ class Need(enum.IntFlag):
     """When the exchange ends; whether it ended well is not seen without its reply."""
     REPLY = 2
     """The reply's head and body."""
+    HEAD = 4
+    """The reply's head; who sees it may ask for `REPLY` then, or for nothing more."""
 
 
 class Outcome(enum.StrEnum):

@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Final
-
-import msgspec
+from typing import Any, ClassVar, Final
 
 from filters import cache_control
 from filters.api import (
     CONTINUE,
     Answer,
+    Boarding,
     Config,
     Delta,
     Exchange,
     Filter,
     Need,
     Outcome,
+    Seat,
     Verdict,
 )
-from filters.cache_admission import admit, why_not_answered
+from filters.cache_admission import Admitted, admit, why_not_answered
+from filters.cache_flight import collapsed, is_for_nobody, note_flight
 from filters.cache_key import KeyRule, cache_key
-from filters.cache_record import Record, Unreadable, read_record, spread_ttl, write_record
-from filters.cache_rules import Ignored
-from filters.document import parse
-from filters.errors import PortError
-from filters.units import Duration, Size, SomeSize, SomeTime
+from filters.cache_record import Unreadable, read_record, write_record
+from filters.cache_reply import deliver, hit, note_hit, recorded
+from filters.cache_settings import CacheConfig
+from filters.errors import FilterError, PortError
 
 # A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
 STREAM_OVERHEAD: Final = 8
-
-
-class CacheConfig(Config, frozen=True):
-    """What is kept, for how long, and from which sighting on."""
-
-    ttl: SomeTime = Duration("300s")
-    """How long an answer serves."""
-    admit_after: Annotated[int, msgspec.Meta(ge=1, le=100)] = 5
-    """A request is stored from this many sightings in `window` on."""
-    window: SomeTime = Duration("1h")
-    """Over what time sightings are counted."""
-    any_temperature: bool = False
-    """Also requests whose answer would vary; else temperature 0, or a seed and no temperature."""
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Longer answers are not stored."""
-    max_answer: SomeSize = Size("64KiB")
-    """Answers of more bytes are not stored either."""
-    ignore: tuple[Ignored, ...] = ()
-    """Members of a request that do not count, such as `user`."""
-    share_tenants: bool = False
-    """Give one tenant's answers to the others."""
-    across_dialects: bool = False
-    """Answer a plain question from what was stored for a client of another provider's."""
-
-    @property
-    def key_rule(self) -> KeyRule:
-        """What of it bears on keys."""
-        return KeyRule(frozenset(self.ignore), self.share_tenants, self.across_dialects)
+# Why a request goes on, as RFC 9211, 2.2, has it: nothing was found, or nothing the client takes.
+MISS: Final = "miss"
+REQUEST: Final = "request"
+NOT_STORED: Final = "no stored answer fits, and the request wants no other"
 
 
 class CacheFilter(Filter[CacheConfig]):
@@ -74,52 +49,103 @@ class CacheFilter(Filter[CacheConfig]):
 
     @classmethod
     def shaping(cls, config: CacheConfig) -> Any:
-        """Return what decides which requests are taken for one."""
-        return sorted(set(config.ignore))
+        """Return what decides which requests are one, and whether their answers may call tools."""
+        return sorted(set(config.ignore)), config.tools
+
+    @classmethod
+    def longest_wait_s(cls, config: CacheConfig) -> float:
+        """Wait for an answer that another exchange went for."""
+        return config.coalesce.wait
 
     _key: bytes = b""
+    _seat: Seat | None = None
+    _admitted: bool = False
     _collecting: bool = False
     _size: int = 0
+    _asked_ns: int = 0
+    _forward: str = MISS
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Answer from the store, or say why not: `MISS`, or `BYPASS` with a reason."""
         directives = cache_control.parse(exchange.head.headers.get("cache-control", ""))
         why = why_not_answered(exchange, any_temperature=self.config.any_temperature)
         if reason := "no-store" if directives.no_store else why:
-            return self._bypass(exchange, reason)
+            return self._bypass(exchange, reason, directives)
         self._key = cache_key(exchange, self.prepared)
         exchange.note("cache.key", self._key.decode())
+        failed = False
         try:
-            if not directives.no_cache:
+            if directives.no_cache:
+                self._forward = REQUEST
+            else:
                 stored = await self.ports.store.get(self._key)
                 if stored and (hit := self._hit(exchange, stored, directives)):
                     return hit
-            sightings = await self.ports.store.sighted(
-                self._key, self.config.window, self.config.admit_after
-            )
         except PortError as error:
             exchange.note("cache.store", str(error))
-            return self._bypass(exchange, "store")
+            failed = True
+        if directives.only_if_cached:
+            raise self._not_stored(exchange, "store" if failed else "")
+        # What this asks elsewhere goes with the sighting: both are begun before one is waited for.
+        seat = None if directives.no_cache else self._board(exchange)
+        sightings = 0
+        try:
+            if not failed:
+                sightings = await self.ports.store.sighted(
+                    self._key, self.config.window, self.config.admit_after
+                )
+        except PortError as error:
+            exchange.note("cache.store", str(error))
+            failed = True
+        if seat and (hit := await self._shared(exchange, seat, directives)):
+            return hit
+        if failed:
+            return self._bypass(exchange, "store", directives)
         exchange.client_headers["x-cache"] = "MISS"
         exchange.upstream_headers["x-cache"] = "MISS"
-        forward = "request" if directives.no_cache else "uri-miss"
-        exchange.client_headers["cache-status"] = f"forebay; fwd={forward}"
+        exchange.client_headers["cache-status"] = f"forebay; fwd={self._forward}"
+        self._asked_ns = self.ports.clock.monotonic_ns()
         exchange.note("cache", "miss")
         exchange.note("cache.sightings", sightings)
         if sightings >= self.config.admit_after:
+            self._admitted = True
             exchange.need(Need.REPLY)
         return CONTINUE
 
+    def _board(self, exchange: Exchange) -> Seat | None:
+        """Take a place among those who ask the same; none where the profile has nobody wait."""
+        coalesce = self.config.coalesce
+        if not coalesce.wait:
+            return None
+        size = len(exchange.prompt.document.raw)
+        self._seat = self.ports.flights.board(self._key, room=coalesce.room, size=size)
+        return self._seat
+
+    async def _shared(
+        self, exchange: Exchange, seat: Seat, directives: cache_control.Directives
+    ) -> Answer | None:
+        """Return what another exchange went for; None when this one has to go itself."""
+        value = await seat.answer(self.config.coalesce.wait)
+        note_flight(exchange, seat)
+        if value and (hit := self._hit(exchange, value, directives)):
+            return collapsed(hit)
+        if seat.boarding is Boarding.LEADS:
+            exchange.need(Need.HEAD)
+        return None
+
     async def on_response(self, exchange: Exchange) -> None:
-        """Collect only what is worth storing: a success that was not cut or compressed."""
-        head = exchange.reply_head
-        self._collecting = (
-            head is not None
-            and bool(self._key)
-            and head.status == 200
-            and "content-encoding" not in head.headers
-        )
-        self._pieces: list[bytes] = []
+        """Collect only what is worth storing, or waited for: a success that is not compressed."""
+        head, seat = exchange.reply_head, self._seat
+        if head is None or head.status != 200:
+            self._leave(again=True)
+        elif "content-encoding" in head.headers:
+            self._leave(again=False)
+        elif self._admitted or (seat is not None and await seat.watched()):
+            exchange.need(Need.REPLY)
+            self._collecting = True
+            self._pieces: list[bytes] = []
+        else:
+            self._leave(again=True)
 
     def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
         """Keep the bytes until there are too many."""
@@ -131,75 +157,89 @@ class CacheFilter(Filter[CacheConfig]):
                 self._collecting = False
                 self._pieces.clear()
                 exchange.note("cache.skip", "size")
+                self._leave(again=False)
         return (delta,)
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Store a complete answer; a partial one never."""
-        if outcome is not Outcome.COMPLETE or not self._collecting or exchange.reply_head is None:
-            return
-        admitted = admit(
-            exchange,
-            b"".join(self._pieces),
-            max_tokens=self.config.max_tokens,
-            max_answer=self.config.max_answer,
-        )
-        if isinstance(admitted, str):
-            exchange.note("cache.skip", admitted)
-            return
-        body, usage = admitted
-        now = self.ports.clock.now()
-        ttl_s = spread_ttl(self.config.ttl, self._key)
-        record = Record(
-            at=now,
-            ends=now + ttl_s,
-            quality=exchange.client_headers.get("x-model-quality", ""),
-            output_tokens=usage.output,
-            input_tokens=usage.input,
-            body=body,
-        )
-        exchange.note("cache.stored", len(body))  # said first: the exchange's end may cancel us
+        """Store a complete answer and share it; a partial one never."""
+        # A reply whose body was not shown, for its type, is no failure: the next one is the same.
+        again = outcome is not Outcome.FORWARDED
         try:
-            await self.ports.store.put(self._key, write_record(record), ttl_s)
+            if outcome is Outcome.COMPLETE and self._collecting:
+                received = b"".join(self._pieces)
+                given = admit(exchange, received, self.config, self.ports.tokens)
+                if isinstance(given, str):
+                    exchange.note("cache.skip", given)
+                    again = not is_for_nobody(given)
+                else:
+                    await self._give(exchange, given)
+        finally:  # also when cancelled: others wait
+            self._leave(again=again)
+
+    async def _give(self, exchange: Exchange, given: Admitted) -> None:
+        """Store an answer that is worth its place, and give it to those who wait."""
+        clock = self.ports.clock
+        took_ms = (clock.monotonic_ns() - self._asked_ns) // 1_000_000
+        record = recorded(exchange, given, self.config, self._key, clock.now(), took_ms)
+        written = write_record(record)
+        try:
+            if not self._admitted:
+                exchange.note("cache.skip", "sightings")
+            elif given.usage.output > self.config.max_tokens:
+                exchange.note("cache.skip", "tokens")
+            else:
+                # Said first: the exchange's end may cancel us.
+                exchange.note("cache.stored", len(given.body))
+                await self.ports.store.put(self._key, written, record.ends - record.at)
         except PortError as error:
             del exchange.notes["cache.stored"]
             exchange.note("cache.store", str(error))
+        finally:  # whoever comes from here on finds it stored, if it is
+            if self._seat is not None:
+                self._seat.land(written)
 
-    def _bypass(self, exchange: Exchange, reason: str) -> Verdict:
+    def _leave(self, *, again: bool) -> None:
+        if self._seat is not None:
+            self._seat.leave(again=again)
+
+    def _bypass(self, exchange: Exchange, reason: str, asked: cache_control.Directives) -> Verdict:
+        if asked.only_if_cached:
+            raise self._not_stored(exchange, reason)
         exchange.client_headers["x-cache"] = "BYPASS"
         exchange.client_headers["cache-status"] = f"forebay; fwd=bypass; detail={reason}"
         exchange.note("cache", "bypass")
         exchange.note("cache.why", reason)
         return CONTINUE
 
+    def _not_stored(self, exchange: Exchange, reason: str) -> FilterError:
+        """Return the refusal of RFC 9111, 5.2.1.7, for what was not found or not looked for."""
+        exchange.client_headers["x-cache"] = "BYPASS" if reason else "MISS"
+        status = f"forebay; detail={reason or 'only-if-cached'}"  # neither hit nor forwarded
+        exchange.client_headers["cache-status"] = status
+        exchange.note("cache", "bypass" if reason else "miss")
+        exchange.note("cache.why", reason or "only-if-cached")
+        return FilterError(504, NOT_STORED)
+
     def _hit(
-        self, exchange: Exchange, stored: bytes, directives: cache_control.Directives
+        self, exchange: Exchange, stored: bytes, asked: cache_control.Directives
     ) -> Answer | None:
-        """Return the stored answer as this client asked for it, unless it is too old for it."""
+        """Return the stored answer as this client asked for it; None when it will not do."""
         record = read_record(stored)
         if isinstance(record, Unreadable):
             exchange.note("cache.unreadable", record)
             return None
         now = self.ports.clock.now()
-        if record.ends <= now:  # a store may round its time up
+        ttl_s = self.config.ttl_context if record.context else self.config.ttl
+        # A store may round its time up, and the settings may have changed.
+        left_s = min(record.ends, record.at + ttl_s) - now
+        age_s = max(0.0, now - record.at)
+        if left_s <= 0:
             return None
-        age_s = max(0, math.floor(now - record.at))
-        if directives.max_age_s is not None and age_s > directives.max_age_s:
+        if not asked.allow(age_s, left_s):
+            self._forward = REQUEST
             return None
-        if exchange.prompt.stream:
-            content_type, body = exchange.dialect.replay(parse(record.body), exchange.prompt)
-        else:
-            content_type, body = "application/json", record.body
-        exchange.note("cache", "hit")
-        exchange.note("cache.age_s", age_s)
-        exchange.note("saved.input_tokens", record.input_tokens)
-        exchange.note("saved.output_tokens", record.output_tokens)
-        remaining_s = math.floor(record.ends - now)
-        headers = {
-            "content-type": content_type,
-            "x-cache": "HIT",
-            "cache-status": f"forebay; hit; ttl={remaining_s}",
-            "age": str(age_s),
-        }
-        if record.quality:
-            headers["x-model-quality"] = record.quality
-        return Answer(200, headers, body)
+        reply = deliver(record, exchange, now, self.ports.random)
+        if reply is None:
+            return None
+        note_hit(exchange, record, age_s)
+        return hit(record, reply, age_s, left_s)

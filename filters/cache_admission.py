@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from filters.api import Exchange, Finish, Parameter, Usage
-from filters.document import has_repeated_members, parse
+from filters.api import Exchange, Finish, Parameter, Prompt, Role, Tokens, Usage
+from filters.cache_settings import CacheConfig
+from filters.document import Json, has_repeated_members, parse
 from filters.errors import NotJson
 
-BYTES_PER_TOKEN: Final = 4  # the usual rule of thumb, where a provider does not count
+CONTEXT_CHARS: Final = 2_000  # of one text of a user's: a document rather than a question
+DOUBT: Final = 1.5  # an estimate of tokens is nearer than that
 # Replayed as a stream, an answer repeats what surrounds its text in every piece of some 24
 # characters and for every part: 60 KiB of the right shape would become 480 MB at each hit.
 MOST_REPLAY_BYTES: Final = 16 * 1024 * 1024
@@ -35,10 +37,20 @@ def why_not_answered(exchange: Exchange, *, any_temperature: bool) -> str | None
     return "temperature"
 
 
+class Admitted(NamedTuple):
+    """An answer that may be given again."""
+
+    body: bytes
+    """The plain reply, whether it came streamed or not."""
+    plain: Json
+    usage: Usage
+    """As the provider counted, or its output counted here."""
+
+
 def admit(
-    exchange: Exchange, received: bytes, *, max_tokens: int, max_answer: int
-) -> tuple[bytes, Usage] | str:
-    """Return the plain reply to keep and its tokens, or why it is not worth its place.
+    exchange: Exchange, received: bytes, config: CacheConfig, tokens: Tokens
+) -> Admitted | str:
+    """Return the answer to give again, or why that must not be.
 
     `received` is the whole body of a successful reply, streamed or not.
     """
@@ -49,20 +61,41 @@ def admit(
     if isinstance(plain, dict) and plain.get("error"):  # some send it behind half an answer
         return "error"
     reply = exchange.dialect.read_reply(plain)
-    usage = reply.usage or Usage(output=len(reply.text.encode()) // BYTES_PER_TOKEN)
-    if reply.finish is not Finish.STOP:
-        return str(reply.finish)
-    if reply.has_tool:
+    if (reply.has_tool or reply.finish is Finish.TOOL) and not config.tools:
         return "tool"
-    if usage.output > max_tokens:
-        return "tokens"
-    if len(body) > max_answer:
+    if reply.finish not in (Finish.STOP, Finish.TOOL):
+        return str(reply.finish)
+    if len(body) > config.max_answer:
         return "size"
     if _most_replayed(body, reply.text) > MOST_REPLAY_BYTES:
         return "shape"
     if has_repeated_members(exchange.prompt.document.raw):
         return "repeated member"  # the upstream may have answered the one that is not in the key
-    return body, usage
+    usage = reply.usage or Usage(output=_counted(reply.text, exchange, config.max_tokens, tokens))
+    return Admitted(body, plain, usage)
+
+
+def _counted(text: str, exchange: Exchange, most: int, tokens: Tokens) -> int:
+    """Return how many tokens an answer is: exactly where it is near the most that are kept."""
+    estimate = tokens.estimate(text)
+    if most / DOUBT < estimate < most * DOUBT:
+        return tokens.count(text, exchange.prompt.model)
+    return estimate
+
+
+def rests_on_context(prompt: Prompt) -> bool:
+    """Tell whether a prompt carries more than a question: what it rests on may be another soon.
+
+    That is an earlier answer, a tool's call or result, an image, a sound or a file, or a text of a
+    user's that is long enough for a document.
+    """
+    return any(
+        turn.role in (Role.ASSISTANT, Role.TOOL)
+        or turn.has_tool
+        or turn.has_media
+        or (turn.role is Role.USER and any(len(text.value) > CONTEXT_CHARS for text in turn.texts))
+        for turn in prompt.turns()
+    )
 
 
 def _plain_reply(exchange: Exchange, received: bytes) -> bytes | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import zlib
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+
+from filters.api import Stamp
 
 MAGIC: Final = b"fb/"
 VERSION: Final = b"2"  # another layout of `Record` is another version; one character
@@ -15,6 +17,14 @@ _HEAD: Final = MAGIC + VERSION
 # Unix time up to the year 5138: more is no time, and NaN is no less than it.
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Mark(NamedTuple):
+    """Where in a body something stands that no two replies share."""
+
+    start: _Count
+    end: _Count
+    stamp: Stamp
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +38,14 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: _Count
     input_tokens: _Count
     body: bytes
+    dialect: str = ""
+    """In whose words."""
+    took_ms: _Count = 0
+    """How long the upstream took to say it, in milliseconds."""
+    context: bool = False
+    """It rests on more than a question: a conversation, a document, what a tool found."""
+    marks: tuple[Mark, ...] = ()
+    """What is written anew for each client, in the order it stands in the body."""
 
 
 class Unreadable(enum.StrEnum):

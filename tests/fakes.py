@@ -224,6 +224,17 @@ class FakeFlightWatch:
         self.seen.append(boarding)
 
 
+class FakeRandom:
+    """Random bytes that anybody can foresee: zeros, and at the end how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, size: int, /) -> bytes:
+        self.asked += 1
+        return self.asked.to_bytes(size, "big")
+
+
 class FakeTokens:
     """A `Tokens` for which four bytes of UTF-8 are a token."""
 
@@ -314,6 +325,7 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "clock": clock,
         "upstream": FakeUpstream(),
         "tokens": FakeTokens(),
+        "random": FakeRandom(),
         "workers": FakeWorkers(),
         "models": FakeModels(),
     }

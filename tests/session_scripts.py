@@ -364,5 +364,4 @@ def _facts(facts: Facts) -> Iterator[str]:
         if value:
             yield f"{name}: {value}"
     for name, value in facts.notes.items():
-        shown = _DIGEST.sub("DIGEST", str(value))
-        yield f"note {name}: {shown}"
+        yield f"note {name}: {_DIGEST.sub('DIGEST', str(value))}"

@@ -16,6 +16,7 @@ from filters.api import (
     Prompt,
     Reply,
     Role,
+    Stamp,
     Text,
     Thinking,
     Turn,
@@ -198,6 +199,29 @@ class AnthropicMessages:
         if not prompt.stream:
             return "application/json", encode(reply)
         return EVENT_STREAM, b"".join(sse(data, data["type"]) for data in _events(mapping(reply)))
+
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return where a message has its id; of its time it says nothing."""
+        return {("id",): Stamp.ID} if text(mapping(reply).get("id")) else {}
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a message of one block."""
+        usage = reply.usage or Usage()
+        return {
+            "id": f"msg_{name}",
+            "type": "message",
+            "role": "assistant",
+            "model": reply.model,
+            "content": [{"type": "text", "text": reply.text}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": usage.input - usage.cached,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": usage.cached,
+                "output_tokens": usage.output,
+            },
+        }
 
     def error(self, status: int, text: str) -> bytes:
         """Return an error body with Anthropic's error type for the status."""

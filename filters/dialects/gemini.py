@@ -20,6 +20,7 @@ from filters.api import (
     Prompt,
     Reply,
     Role,
+    Stamp,
     Text,
     Thinking,
     Turn,
@@ -249,6 +250,30 @@ class Gemini:
         if isinstance(prompt, GeminiPrompt) and prompt.event_stream:
             return EVENT_STREAM, b"".join(map(sse, chunks))
         return _JSON, b"[%b]" % b",\n".join(map(encode, chunks))
+
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return where a response has its id and, at Vertex AI, its time."""
+        response = mapping(reply)
+        told = {("responseId",): Stamp.ID, ("createTime",): Stamp.MOMENT}
+        return {path: stamp for path, stamp in told.items() if text(response.get(path[0]))}
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a response of one candidate."""
+        usage = reply.usage or Usage()
+        content = {"role": "model", "parts": [{"text": reply.text}]}
+        counts = {
+            "promptTokenCount": usage.input,
+            "candidatesTokenCount": usage.output,
+            "totalTokenCount": usage.input + usage.output,
+        }
+        if usage.cached:
+            counts["cachedContentTokenCount"] = usage.cached
+        return {
+            "candidates": [{"content": content, "finishReason": "STOP", "index": 0}],
+            "usageMetadata": counts,
+            "modelVersion": reply.model,
+            "responseId": name,
+        }
 
     def error(self, status: int, text: str) -> bytes:
         """Return a Google API error with the `google.rpc` name of the status.

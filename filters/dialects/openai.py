@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
-from filters.api import Delta, Effort, Finish, Prompt, Thinking, Usage
+from filters.api import Delta, Effort, Finish, Prompt, Stamp, Thinking, Usage
 from filters.dialects.base import (
     EVENT_STREAM,
     count,
@@ -143,6 +143,27 @@ def read_chunk(event: Event, said: Callable[[dict[str, Json]], str]) -> Delta:
             delta.text += said(choice)
             delta.finish = finish(choice.get("finish_reason"))
     return delta
+
+
+def stamps(reply: Json, *, kept: bool) -> dict[Path, Stamp]:
+    """Return where a reply of chat or completions has its id and time; not the id of a kept one."""
+    found: dict[Path, Stamp] = {}
+    told = mapping(reply)
+    if text(told.get("id")) and not kept:
+        found["id",] = Stamp.ID
+    if count(told.get("created")):
+        found["created",] = Stamp.SECONDS
+    return found
+
+
+def write_usage(usage: Usage) -> dict[str, Json]:
+    """Write the `usage` of all endpoints but responses."""
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
 
 
 def error(status: int, message: str) -> bytes:

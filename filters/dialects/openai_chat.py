@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from filters.api import Delta, Effort, Parameter, Prompt, Reply, Role, Text, Thinking, Turn
+from filters.api import (
+    Delta,
+    Effort,
+    Parameter,
+    Prompt,
+    Reply,
+    Role,
+    Stamp,
+    Text,
+    Thinking,
+    Turn,
+    Usage,
+)
 from filters.api import Finish as FinishReason
 from filters.dialects import openai
 from filters.dialects.base import (
@@ -92,6 +104,23 @@ class OpenAIChat:
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
         return openai.replay(reply, prompt, _CHUNK, _told)
+
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return where a completion has its id and time; `store: true` keeps it under its id."""
+        return openai.stamps(reply, kept=prompt.document.root.get("store") is True)
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a completion of one choice."""
+        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        return {
+            "id": f"chatcmpl-{name}",
+            "object": "chat.completion",
+            "created": at_s,
+            "model": reply.model,
+            "choices": [choice],
+            "usage": openai.write_usage(reply.usage or Usage()),
+        }
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from filters.api import Delta, Parameter, Prompt, Reply, Role, Text, Turn
+from filters.api import Delta, Parameter, Prompt, Reply, Role, Stamp, Text, Turn, Usage
 from filters.dialects import openai
 from filters.dialects.base import (
     BodyPrompt,
@@ -15,7 +15,7 @@ from filters.dialects.base import (
     pieces,
     text,
 )
-from filters.document import Document, Json
+from filters.document import Document, Json, Path
 from filters.errors import NotJson
 from filters.framing import Event, Framer
 
@@ -71,6 +71,22 @@ class OpenAICompletions:
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the completion as an event stream, or as it is when no stream was asked for."""
         return openai.replay(reply, prompt, _KIND, _told)
+
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return where a completion has its id and time."""
+        return openai.stamps(reply, kept=False)
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a completion of one choice."""
+        choice = {"index": 0, "text": reply.text, "logprobs": None, "finish_reason": "stop"}
+        return {
+            "id": f"cmpl-{name}",
+            "object": _KIND,
+            "created": at_s,
+            "model": reply.model,
+            "choices": [choice],
+            "usage": openai.write_usage(reply.usage or Usage()),
+        }
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""

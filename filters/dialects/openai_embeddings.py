@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from filters.api import Delta, Finish, Prompt, Reply, Role, Text, Turn
+from filters.api import Delta, Finish, Prompt, Reply, Role, Stamp, Text, Turn
 from filters.dialects import openai
 from filters.dialects.base import BodyPrompt, Shape, items, mapping, text
-from filters.document import Document, Json, encode
+from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
 from filters.framing import Event, Framer
 
@@ -55,6 +55,14 @@ class OpenAIEmbeddings:
     def replay(self, reply: Json, prompt: Prompt) -> tuple[str, bytes]:
         """Return the list as it is."""
         return openai.JSON, encode(reply)
+
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return nothing: a list of embeddings has neither id nor time."""
+        return {}
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return None: embeddings are no text."""
+        return None
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""

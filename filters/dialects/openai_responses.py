@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from filters.api import Delta, Finish, Parameter, Prompt, Reply, Role, Text, Thinking, Turn, Usage
+from filters.api import (
+    Delta,
+    Finish,
+    Parameter,
+    Prompt,
+    Reply,
+    Role,
+    Stamp,
+    Text,
+    Thinking,
+    Turn,
+    Usage,
+)
 from filters.dialects import openai
 from filters.dialects.base import (
     EVENT_STREAM,
@@ -145,6 +157,64 @@ class OpenAIResponses:
             for number, (kind, data) in events
         )
 
+    def stamps(self, reply: Json, prompt: Prompt) -> dict[Path, Stamp]:
+        """Return where a response has its times and, if it was not to be kept, its ids.
+
+        What is kept can be gone on with by its id, and is so unless `store` is false. Items that
+        belong to reasoning keep theirs: it is encrypted together with them.
+        """
+        response = mapping(reply)
+        found: dict[Path, Stamp] = {
+            (name,): Stamp.SECONDS for name in _TIMES if _is_time(response.get(name))
+        }
+        if prompt.document.root.get("store") is not False:
+            return found
+        if text(response.get("id")):
+            found["id",] = Stamp.ID
+        output = items(response.get("output"))
+        if all(openai.name_of(item) == "message" for item in output):
+            for index, item in enumerate(output):
+                if text(item.get("id")):
+                    found["output", index, "id"] = Stamp.ID
+        return found
+
+    def write(self, reply: Reply, name: str, at_s: int) -> Json:
+        """Return a response of one message."""
+        usage = reply.usage or Usage()
+        part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+        message = {
+            "type": "message",
+            "id": f"msg_{name}",
+            "status": "completed",
+            "role": "assistant",
+            "content": [part],
+        }
+        return {
+            "id": f"resp_{name}",
+            "object": "response",
+            "created_at": at_s,
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": reply.model,
+            "output": [message],
+            "parallel_tool_calls": True,
+            "store": False,
+            "temperature": None,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "usage": {
+                "input_tokens": usage.input,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.output,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.input + usage.output,
+            },
+        }
+
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
         return openai.error(status, text)
@@ -253,6 +323,13 @@ _CLIENT_CALLS: Final = frozenset(
         "mcp_approval_request",
     )
 )
+
+
+_TIMES: Final = ("created_at", "completed_at")
+
+
+def _is_time(value: Json) -> bool:
+    return isinstance(value, int | float) and value > 1  # not `true`
 
 
 def _finish(response: dict[str, Json]) -> Finish | None:

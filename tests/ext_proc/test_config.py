@@ -28,7 +28,8 @@ from ext_proc.config import (
 from ext_proc.settings_reader import Secret, clusters_in
 from ext_proc.yaml_file import BadConfig, Loader, parse_yaml, read_yaml
 from filters.api import Config, Filter, Quality
-from filters.cache import CacheConfig, CacheFilter
+from filters.cache import CacheFilter
+from filters.cache_settings import CacheConfig
 from filters.clean import CleanConfig, CleanFilter
 from filters.errors import ConfigError
 from filters.route import RouteConfig, RouteFilter

@@ -41,7 +41,8 @@ from filters.api import (
     Verdict,
 )
 from filters.bounds import MOST_VALUES
-from filters.cache import CacheConfig, CacheFilter
+from filters.cache import CacheFilter
+from filters.cache_settings import CacheConfig
 from filters.clean import CleanConfig, CleanFilter
 from filters.dialects import DIALECTS
 from filters.dialects.openai_chat import OpenAIChat

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from filters.cache_admission import admit
+from filters.cache_admission import Admitted, admit
+from filters.cache_settings import CacheConfig
 from tests.exchanges import answer, exchange_of, reply_head
+from tests.fakes import FakeTokens
 
 
 @pytest.mark.parametrize(
@@ -22,5 +24,5 @@ def test_the_answer_to_a_body_that_can_be_read_in_two_ways_is_not_kept(
     """The key is that of the last member; an upstream that reads the first answered another."""
     exchange = exchange_of("openai.chat", body, "/v1/chat/completions")
     exchange.reply_head = reply_head()
-    admitted = admit(exchange, answer("openai.chat"), max_tokens=9, max_answer=9_999)
-    assert (kept or "repeated member") == (isinstance(admitted, tuple) or admitted)
+    admitted = admit(exchange, answer("openai.chat"), CacheConfig(), FakeTokens())
+    assert (kept or "repeated member") == (isinstance(admitted, Admitted) or admitted)

@@ -1,0 +1,44 @@
+"""Have those who ask the same at the same time wait for one answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+import msgspec
+
+from filters.api import Answer, Boarding, Config, Exchange, Seat
+from filters.units import Duration
+
+COLLAPSED: Final = "forebay; fwd=miss; collapsed"
+"""`Cache-Status` of an answer that another exchange went for (RFC 9211, 2.2 and 2.6)."""
+# Why an answer is not kept that the next to ask may get a better one for.
+_FAILED: Final = frozenset(("incomplete", "error", "None"))
+
+
+class Coalesce(Config, frozen=True):
+    """How long, and how many, wait for an answer that another one went for."""
+
+    wait: Duration = Duration("10s")
+    """Who waited so long goes alone; 0s: nobody waits."""
+    room: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 1_000
+    """At most so many wait for one answer."""
+
+
+def is_for_nobody(why: str) -> bool:
+    """Tell whether an answer that is not kept for this reason can be shared with nobody either.
+
+    Otherwise it failed: the next one may have more luck.
+    """
+    return why not in _FAILED
+
+
+def collapsed(hit: Answer) -> Answer:
+    """Return an answer that is written as a hit is, as what it is."""
+    return replace(hit, headers={**hit.headers, "cache-status": COLLAPSED})
+
+
+def note_flight(exchange: Exchange, seat: Seat) -> None:
+    """Say how an exchange came to ask the model itself, or that it did not have to."""
+    if seat.waited or seat.boarding is Boarding.FULL:
+        exchange.note("cache.flight", seat.boarding)
