@@ -20,7 +20,10 @@ PATIENCE_S: Final = 20.0
 
 
 class HeldUpstream:
-    """Takes chat completions and holds each until `release`; streams are held after one event."""
+    """Takes chat completions and holds each until `release`; streams are held after one event.
+
+    A request with `x-held-status` is answered with that status then.
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -36,6 +39,11 @@ class HeldUpstream:
     def pools(self) -> dict[str, list[int]]:
         """It, as every pool."""
         return {"full": [self.port], "best_effort": [self.port]}
+
+    @property
+    def requests(self) -> int:
+        """How many requests came so far."""
+        return self._arrived
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -82,7 +90,8 @@ class HeldUpstream:
         except asyncio.CancelledError:
             await self._count(left=1)
             raise
-        return web.Response(body=reply, content_type="application/json")
+        status = int(request.headers.get("x-held-status", 200))
+        return web.Response(status=status, body=reply, content_type="application/json")
 
     async def _stream(
         self, request: web.BaseRequest, body: bytes, reply: bytes
