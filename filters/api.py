@@ -432,8 +432,6 @@ class Need(enum.IntFlag):
     """The reply's head and body."""
     HEAD = 4
     """The reply's head; who sees it may ask for `REPLY` then, or for nothing more."""
-    HEAD = 4
-    """The reply's head; who sees it may ask for `REPLY` then, or for nothing more."""
 
 
 class Outcome(enum.StrEnum):
