@@ -117,6 +117,7 @@ class FakeStoreWatch:
     def __init__(self) -> None:
         self.failed: list[tuple[str, str]] = []
         self.bypassed: list[tuple[str, str]] = []
+        self.unreadable: list[tuple[str, str]] = []
         self.searched: list[bool] = []
 
     def store_failed(self, store: str, operation: str) -> None:
@@ -124,6 +125,9 @@ class FakeStoreWatch:
 
     def store_bypassed(self, store: str, operation: str) -> None:
         self.bypassed.append((store, operation))
+
+    def store_unreadable(self, store: str, reason: str) -> None:
+        self.unreadable.append((store, reason))
 
     def store_searched(self, store: str, *, found: bool) -> None:
         self.searched.append(found)

@@ -73,7 +73,7 @@ class RedisClient:
             reads_replicas=reads_replicas,
         )
         self._clock: Final = clock
-        self._watch: Final = watch
+        self.watch: Final = watch
         self._timeout_s: Final = timeout_s
 
     @property
@@ -149,12 +149,12 @@ class RedisClient:
 
     def _failure(self, operation: str, outcome: Replies) -> PortError:
         if outcome is BYPASSED:
-            self._watch.store_bypassed("redis", operation)
+            self.watch.store_bypassed("redis", operation)
             return PortError("redis is bypassed: it failed moments ago")
         if outcome is FULL:
-            self._watch.store_bypassed("redis", operation)
+            self.watch.store_bypassed("redis", operation)
             return PortError("redis is bypassed: too many wait for it")
-        self._watch.store_failed("redis", operation)
+        self.watch.store_failed("redis", operation)
         late = f"no answer in {self._timeout_s * 1000:g} ms"
         reason = late if outcome is LATE else type(outcome).__name__
         return PortError(f"redis {operation}: {reason}")

@@ -7,6 +7,7 @@ from typing import Final
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_client import RedisClient, name_of
+from ext_proc.adapters.redis_values import Unreadable, pack, unpack
 from filters.api import Clock
 
 
@@ -14,7 +15,7 @@ class RedisStore:
     """A `Store` in Redis."""
 
     def __init__(self, client: RedisClient, clock: Clock) -> None:
-        """Ask `client`, which others may ask as well; whoever opened it closes it."""
+        """Ask `client`, which others may ask as well until this closes it."""
         self._client: Final = client
         self._clock: Final = clock
 
@@ -25,18 +26,17 @@ class RedisStore:
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value under `key`, or None when there is none or its time is over."""
-        value: bytes | None
         get = ("GET", name_of(b"answer", key))
-        (value,) = await self._client.ask("get", key, get, reads=True)
-        return value
+        (written,) = await self._client.ask("get", key, get, reads=True)
+        return self._read(written)
 
     async def find(self, key: bytes) -> tuple[bytes, float] | None:
         """Return the value under `key` and the seconds it has left; None when there is none."""
         name = name_of(b"answer", key)
-        value, left_ms = await self._client.ask(
+        written, left_ms = await self._client.ask(
             "get", key, ("GET", name), ("PTTL", name), reads=True
         )
-        if value is None:
+        if (value := self._read(written)) is None:
             return None
         return value, math.inf if left_ms == -1 else left_ms / 1000  # -1: it has no end
 
@@ -47,7 +47,7 @@ class RedisStore:
         """
         name = name_of(b"answer", key)
         if ttl_ms := max(0, int(ttl_s * 1000)):
-            await self._client.ask("put", key, ("SET", name, value, "PX", ttl_ms))
+            await self._client.ask("put", key, ("SET", name, pack(value), "PX", ttl_ms))
         else:
             await self._client.ask("put", key, ("DEL", name))  # Redis refuses a time of zero
 
@@ -69,6 +69,16 @@ class RedisStore:
             ("LRANGE", name, 0, most - 1),
         )
         return sum(int(time) > now_ms - window_ms for time in times)
+
+    def _read(self, written: bytes | None) -> bytes | None:
+        """Return the value; what cannot be read is none, and counted."""
+        if written is None:
+            return None
+        value = unpack(written)
+        if isinstance(value, Unreadable):
+            self._client.watch.store_unreadable("redis", value)
+            return None
+        return value
 
     async def close(self) -> None:
         """Give up what runs and close every connection."""

@@ -14,5 +14,8 @@ class StoreWatch(Protocol):
     def store_bypassed(self, store: str, operation: str) -> None:
         """Count that `operation` was not tried: it failed moments ago, or too many wait."""
 
+    def store_unreadable(self, store: str, reason: str) -> None:
+        """Count that what lay in a store was no value, and why."""
+
     def store_searched(self, store: str, *, found: bool) -> None:
         """Count that the servers of a store were looked for, and whether any were found."""

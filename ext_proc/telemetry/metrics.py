@@ -182,6 +182,9 @@ class Metrics:
         self.store_bypassed: Final = self._counter(
             "store_bypassed", "Calls to a store not made because it failed", ("store", "op")
         )
+        self.store_unreadable: Final = self._counter(
+            "store_unreadable", "Values in a store that could not be read", ("store", "reason")
+        )
         self.store_searches: Final = self._counter(
             "store_searches", "Searches for the servers of a store", ("store", "result")
         )

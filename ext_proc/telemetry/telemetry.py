@@ -239,6 +239,10 @@ class Telemetry:
         """Count that `operation` was not tried: it failed moments ago, or too many wait."""
         self.metrics.store_bypassed[store, operation].inc()
 
+    def store_unreadable(self, store: str, reason: str) -> None:
+        """Count that what lay in a store was no value, and why."""
+        self.metrics.store_unreadable[store, reason].inc()
+
     def store_searched(self, store: str, *, found: bool) -> None:
         """Count that the servers of a store were looked for, and whether any were found."""
         self.metrics.store_searches[store, "found" if found else "none"].inc()

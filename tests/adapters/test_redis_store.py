@@ -235,3 +235,31 @@ async def test_closing_ends_what_still_runs(server: RedisServer, clock: FakeCloc
     await store.close()
     assert time.monotonic() - started < LIMIT_S
     server.thaw()
+
+
+async def test_a_large_answer_lies_compressed(server: RedisServer, store: RedisStore) -> None:
+    """It takes less room there, and comes back whole, with what time it has left."""
+    value = b"The basin is calm before the turbine. " * 100
+    await store.put(b"key", value, 10)
+    async with redis.Redis.from_url(server.url) as client:
+        written = await client.get("forebay:answer:{key}")
+    assert isinstance(written, bytes)
+    assert (b"z", True) == (written[:1], len(written) < 200)
+    found = await store.find(b"key")
+    assert found is not None
+    assert (value, value) == (await store.get(b"key"), found[0])
+
+
+async def test_what_cannot_be_read_is_no_value_and_counted(
+    server: RedisServer, store: RedisStore, watch: FakeStoreWatch
+) -> None:
+    """An earlier or a later Forebay may have written it, or somebody else."""
+    async with redis.Redis.from_url(server.url) as client:
+        await client.set("forebay:answer:{one}", b"\x01 another format", px=10_000)
+        await client.set("forebay:answer:{two}", b"z another format", px=10_000)
+    assert [None, None, None] == [
+        await store.get(b"one"),
+        await store.find(b"one"),
+        await store.get(b"two"),
+    ]
+    assert [("redis", "foreign"), ("redis", "foreign"), ("redis", "damaged")] == watch.unreadable

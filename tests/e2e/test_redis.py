@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import redis
 
+from ext_proc.adapters.redis_values import pack, unpack
 from filters.cache_record import Record, read_record, write_record
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
@@ -98,10 +99,12 @@ async def test_an_answer_has_an_age_and_a_client_may_find_it_too_old(
         await _until_hit(call, asked)
         (key,) = client.keys("forebay:answer:*")
         stored: Any = client.get(key)
-        record = read_record(stored)
+        written = unpack(stored)
+        assert isinstance(written, bytes)
+        record = read_record(written)
         assert isinstance(record, Record)
         older = msgspec.structs.replace(record, at=record.at - 100)
-        client.set(key, write_record(older), keepttl=True)
+        client.set(key, pack(write_record(older)), keepttl=True)
         assert 200_000 < int(client.pttl(key)) <= 300_000
         old = await call(asked, "faq", {"cache-control": "max-age=1000"})
         with gateway.watch() as seen:

@@ -575,9 +575,11 @@ def test_store_and_settings_are_counted(books: Books) -> None:
     books.telemetry.store_failed("redis", "get")
     books.telemetry.store_bypassed("redis", "put")
     books.telemetry.store_searched("redis", found=False)
+    books.telemetry.store_unreadable("redis", "damaged")
     books.telemetry.config_reloaded(good=True)
     books.telemetry.config_reloaded(good=False)
-    assert [1, 1, 1, 1, 1] == [
+    assert [1, 1, 1, 1, 1, 1] == [
+        books.value("store_unreadable_total", store="redis", reason="damaged"),
         books.value("store_errors_total", store="redis", op="get"),
         books.value("store_bypassed_total", store="redis", op="put"),
         books.value("store_searches_total", store="redis", result="none"),
