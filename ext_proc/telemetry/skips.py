@@ -25,6 +25,7 @@ REASONS: Final = frozenset(
         "nothing to win",
         "repeated member",
         "shape",
+        "sightings",
         "size",
         "stateful",
         "tags",
