@@ -25,12 +25,14 @@ _TEMPLATES: Final = (
 _ROW: Final = re.compile(r"[ \t]*(?P<mark>[-=_*#~+.·•—─━═–])(?P=mark){9,}+[ \t]*\r?\Z")
 _ROWS: Final = tuple(mark * 10 for mark in "-=_*#~+.·•—─━═–")
 _ASCII_ROWS: Final = tuple(filter(str.isascii, _ROWS))
+TRACES: Final = (*_MARKS, *_ROWS, "........", ". . . .", "········", "…………")
+"""In a text without any of these nothing is padding."""
 _LEADERS: Final = re.compile(r"(?<=[^\s.·…])(?P<before>[ ]?)(?:\.{8,}|(?:[ ]\.){8,}|·{8,}|…{4,})")
 
 
 def is_template(text: str) -> bool:
     """Tell whether a text is in a model's own chat template, whose tokens say who speaks."""
-    return any(mark in text for mark in _TEMPLATES)
+    return ("<" in text or "[INST]" in text) and any(mark in text for mark in _TEMPLATES)
 
 
 def drop_padding(text: str) -> str:
