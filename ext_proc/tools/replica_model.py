@@ -160,6 +160,11 @@ class Engine:
         self._step_s = 0.0
 
     @property
+    def prefilling(self) -> bool:
+        """Whether the step under way has a part of some prompt in it."""
+        return bool(self._chunks)
+
+    @property
     def load(self) -> int:
         """Requests that wait or run."""
         return len(self.waiting) + len(self.running)
