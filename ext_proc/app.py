@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.flights import LocalFlights
+from ext_proc.adapters.layered_store import LayeredStore
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
@@ -24,7 +25,6 @@ from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.config import (
-    MemorySettings,
     ProfileSettings,
     RedisSettings,
     ServerSettings,
@@ -93,7 +93,7 @@ async def running(
         later=loop.call_later,
     )
     telemetry.take_library_logs()
-    redis = open_redis(settings.store, clock, telemetry)
+    redis = open_redis(settings.store.redis, clock, telemetry)
     store = open_store(settings.store, redis, clock, telemetry)
     flights = open_flights(redis, telemetry)
     upstream = EgressUpstream(parse_listen(settings.server.egress), clock, telemetry)
@@ -206,23 +206,33 @@ def open_store(
     settings: StoreSettings, redis: RedisClient | None, clock: Clock, telemetry: Telemetry
 ) -> OpenStore:
     """Return the store that the settings ask for, which closes `redis` when it is closed."""
-    match settings:
-        case MemorySettings(size=size):
-            memory = MemoryStore(clock, size)
-            telemetry.read("store_bytes", "Bytes kept in memory", lambda: memory.size)
-            return memory
-        case RedisSettings():
-            from ext_proc.adapters.redis_store import RedisStore  # 0.1 s that not all need
+    memory = None
+    if settings.memory is not None:
+        memory = MemoryStore(clock, settings.memory.size)
+        telemetry.read("store_bytes", "Bytes kept in memory", lambda: memory.size)
+        telemetry.read("store_entries", "Answers kept in memory", lambda: len(memory))
+        telemetry.read_counts(
+            "store_evictions",
+            "What memory did not keep, or no longer",
+            "reason",
+            lambda: memory.lost,
+        )
+    if redis is None:
+        assert memory is not None  # settings have one of the two
+        return memory
+    from ext_proc.adapters.redis_store import RedisStore  # 0.1 s that not all need
 
-            assert redis is not None  # these settings opened it
-            return RedisStore(redis, clock)
-        case _:
-            assert_never(settings)
+    shared = RedisStore(redis, clock)
+    if memory is None or settings.memory is None:
+        return shared
+    return LayeredStore(memory, shared, settings.memory.copy_time)
 
 
-def open_redis(settings: StoreSettings, clock: Clock, telemetry: Telemetry) -> RedisClient | None:
+def open_redis(
+    settings: RedisSettings | None, clock: Clock, telemetry: Telemetry
+) -> RedisClient | None:
     """Return what asks Redis, if there is one; it connects when it is first asked."""
-    if not isinstance(settings, RedisSettings):
+    if settings is None:
         return None
     from ext_proc.adapters.redis_client import RedisClient  # 0.1 s that not all need
 

@@ -42,6 +42,7 @@ FilterSettings: TypeAlias = tuple[type[AnyFilter], Config]
 LONGEST_SOCKET_PATH: Final = 107  # bytes; sun_path of unix(7) has 108 with the closing zero
 MOST_BASES: Final = 8  # a longer line of heirs is hard to follow, and more likely an accident
 POLL_S: Final = 1.0
+COPY_S: Final = 10.0  # a purge of Redis is seen within it; what many ask for comes more often
 DEFAULT_POOL: Final = "full"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # goes into headers, paths and labels
@@ -147,6 +148,13 @@ class MemorySettings(_Block, frozen=True):
     """Answers are kept in this process."""
 
     size: SomeSize = Size("64MiB")
+    longest: SomeTime | None = None
+    """How long a copy of what is in Redis serves; `COPY_S` if it is not set."""
+
+    @property
+    def copy_time(self) -> float:
+        """The same, in seconds."""
+        return COPY_S if self.longest is None else self.longest
 
 
 class RedisSettings(_Block, frozen=True):
@@ -183,7 +191,15 @@ class RedisSettings(_Block, frozen=True):
             raise ConfigError("sentinel_username", "expected a URL such as redis+sentinel://")
 
 
-StoreSettings: TypeAlias = MemorySettings | RedisSettings
+class StoreSettings(_Block, frozen=True):
+    """Where answers are kept: one of the two, or in memory before Redis."""
+
+    memory: MemorySettings | None = None
+    redis: RedisSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory and self.memory.longest is not None and self.redis is None:
+            raise ConfigError("memory.longest", "expected `redis` beside `memory`, got memory only")
 
 
 class TenantSettings(_Block, frozen=True):
@@ -297,17 +313,6 @@ def block_place(file: YamlFile) -> Place | None:
 # --- The block -----------------------------------------------------------------------------------
 
 
-class _StoreBlock(_Block, frozen=True):
-    """The `store` block: at most one of its keys."""
-
-    memory: MemorySettings | None = None
-    redis: RedisSettings | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory is not None and self.redis is not None:
-            raise ValueError("expected one store, got memory and redis")
-
-
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """A profile as it stands in the file."""
@@ -371,10 +376,9 @@ class _BlockReader:
         return TracingSettings(endpoint=endpoint)
 
     def _store(self, block: dict[str, Any]) -> StoreSettings | Invalid:
-        store = self._part(_StoreBlock, block, "store")
+        store: StoreSettings | Invalid = self._part(StoreSettings, block, "store")
         if isinstance(store, Invalid):
             return store
-        assert isinstance(store, _StoreBlock)
         password = self.environ.get("FOREBAY_REDIS_PASSWORD", "")
         redis = store.redis or RedisSettings()
         if url := self.environ.get("FOREBAY_REDIS_URL", ""):
@@ -385,17 +389,18 @@ class _BlockReader:
             except (ValueError, ConfigError) as error:
                 return self._wrong_variable("FOREBAY_REDIS_URL", str(error))
             password = password or in_url
-            store = _StoreBlock(redis=redis)
+            store = StoreSettings(memory=store.memory if store.redis else None, redis=redis)
         if store.redis is None:
-            return store.memory or MemorySettings()
+            return StoreSettings(memory=store.memory or MemorySettings())
         if not redis.url:
             place = (*self.place, "store", "redis", "url")
             return self.reader.wrong(place, f"expected {REDIS_URL}, got nothing")
-        return msgspec.structs.replace(
+        redis = msgspec.structs.replace(
             redis,
             password=Secret(password),
             sentinel_password=Secret(self.environ.get("FOREBAY_REDIS_SENTINEL_PASSWORD", "")),
         )
+        return StoreSettings(memory=store.memory, redis=redis)
 
     def _wrong_variable(self, name: str, message: str) -> Invalid:
         self.reader.note(Problem("environment", None, name, message))

@@ -119,6 +119,7 @@ class FakeStoreWatch:
         self.bypassed: list[tuple[str, str]] = []
         self.unreadable: list[tuple[str, str]] = []
         self.searched: list[bool] = []
+        self.took: list[tuple[str, str]] = []
 
     def store_failed(self, store: str, operation: str) -> None:
         self.failed.append((store, operation))
@@ -128,6 +129,9 @@ class FakeStoreWatch:
 
     def store_unreadable(self, store: str, reason: str) -> None:
         self.unreadable.append((store, reason))
+
+    def store_took(self, store: str, operation: str, elapsed_ns: int) -> None:
+        self.took.append((store, operation))
 
     def store_searched(self, store: str, *, found: bool) -> None:
         self.searched.append(found)

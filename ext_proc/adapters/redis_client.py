@@ -100,12 +100,13 @@ class RedisClient:
         outcome: Replies = BYPASSED
         if node is not None:
             outcome = await node.ask(commands, limit_s, stays=not reads)
-            if isinstance(outcome, list):
-                return outcome
             if isinstance(outcome, AskError):
                 outcome = await self._ask_another(outcome, node, commands, started_ns, not reads)
-                if isinstance(outcome, list):
-                    return outcome
+            if outcome is not BYPASSED and outcome is not FULL:
+                elapsed_ns = self._clock.monotonic_ns() - started_ns
+                self.watch.store_took("redis", operation, elapsed_ns)
+            if isinstance(outcome, list):
+                return outcome
         self._places.doubt()
         raise self._failure(operation, outcome)
 

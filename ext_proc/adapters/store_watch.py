@@ -17,5 +17,11 @@ class StoreWatch(Protocol):
     def store_unreadable(self, store: str, reason: str) -> None:
         """Count that what lay in a store was no value, and why."""
 
+    def store_took(self, store: str, operation: str, elapsed_ns: int) -> None:
+        """Count how long a store took to answer `operation`, or to fail; not if it was bypassed.
+
+        Memory is not timed: to look at the clock twice takes as long as to look into it.
+        """
+
     def store_searched(self, store: str, *, found: bool) -> None:
         """Count that the servers of a store were looked for, and whether any were found."""

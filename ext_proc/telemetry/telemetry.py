@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self, TypeAlias
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +16,7 @@ from ext_proc.telemetry.metrics import Metrics
 from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
 from filters.api import Boarding, Clock, Note
+from filters.cache_record import Unreadable
 
 if TYPE_CHECKING:
     from ext_proc.telemetry.spans import Spans
@@ -25,6 +26,8 @@ RELOAD_RESULTS: Final = {True: "taken", False: "refused"}
 STREAM_FAILURES: Final = ("conversation", "bug")
 SAVED: Final = ("saved.input_tokens", "saved.output_tokens")
 """Notes by which a filter says what the upstream was spared."""
+UNREADABLE: Final = "cache.unreadable"
+"""Note of why a stored answer could not be read."""
 ESTIMATED: Final = "budget.tokens"
 EXPERT: Final = "classify.pool"
 CHANGES: Final = {
@@ -85,6 +88,8 @@ class Telemetry:
         for boarding in Boarding:
             if boarding is not Boarding.WAITING:
                 metrics.coalesced[(boarding,)].inc(0)
+        for unreadable in Unreadable:
+            metrics.unreadable[(unreadable,)].inc(0)
         for change in CHANGES.values():
             metrics.params[(change,)].inc(0)
         for result in RELOAD_RESULTS.values():
@@ -210,6 +215,8 @@ class Telemetry:
             metrics.tokens["saved", facts.profile, facts.quality].inc(saved)
         if isinstance(estimated := notes.get(ESTIMATED), int):
             metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
+        if (unreadable := notes.get(UNREADABLE)) in set(Unreadable):
+            metrics.unreadable[(str(unreadable),)].inc()
         if facts.task is not None and EXPERT in notes:
             metrics.experts[facts.task.domain, str(notes[EXPERT])].inc()
         for key, note in notes.items():
@@ -234,10 +241,20 @@ class Telemetry:
     def store_failed(self, store: str, operation: str) -> None:
         """Count that a store broke or was late in `operation`: `get`, `put` or `sighted`."""
         self.metrics.store_errors[store, operation].inc()
+        self._count_write(store, operation)
 
     def store_bypassed(self, store: str, operation: str) -> None:
         """Count that `operation` was not tried: it failed moments ago, or too many wait."""
         self.metrics.store_bypassed[store, operation].inc()
+        self._count_write(store, operation)
+
+    def _count_write(self, store: str, operation: str) -> None:
+        if operation == "put":
+            self.metrics.store_dropped[(store,)].inc()
+
+    def store_took(self, store: str, operation: str, elapsed_ns: int) -> None:
+        """Count how long a store took to answer, or to fail."""
+        self.metrics.store_seconds.observe((store, operation), elapsed_ns)
 
     def store_unreadable(self, store: str, reason: str) -> None:
         """Count that what lay in a store was no value, and why."""
@@ -270,6 +287,12 @@ class Telemetry:
     def read(self, name: str, documentation: str, value: Callable[[], float]) -> None:
         """Show a value that somebody else keeps, as the gauge `forebay_NAME`."""
         self.metrics.read(name, documentation, value)
+
+    def read_counts(
+        self, name: str, documentation: str, label: str, counts: Callable[[], Mapping[Any, int]]
+    ) -> None:
+        """Show counts that somebody else keeps, as the counter `forebay_NAME_total`."""
+        self.metrics.read_counts(name, documentation, label, counts)
 
 
 class Entry:

@@ -28,7 +28,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ext_proc.config import MemorySettings, Settings, read_settings
+from ext_proc.config import Settings, read_settings
 from ext_proc.redis_url import Address, parse_redis_url
 from ext_proc.tools.arguments import port
 from ext_proc.tools.check import ask_envoy
@@ -223,9 +223,10 @@ async def find_doubts(settings: Settings, upstream: Target | None) -> list[str]:
     The gateway starts all the same: it goes on without Redis, and a model server may come later.
     """
     knocks: dict[str, Awaitable[bool]] = {}
-    if not isinstance(settings.store, MemorySettings):
-        text = f"Redis at {_store(settings)} does not answer: answers are not kept until it does"
-        knocks[text] = _any_opens(parse_redis_url(settings.store.url).servers)
+    if settings.store.redis is not None:
+        url = settings.store.redis.url
+        text = f"Redis at {_redis(url)} does not answer: answers are not kept until it does"
+        knocks[text] = _any_opens(parse_redis_url(url).servers)
     if upstream is not None:
         text = f"{_url(upstream)} does not answer: requests end in 503 until it does"
         knocks[text] = _opens(asyncio.open_connection(upstream.host, upstream.port))
@@ -506,8 +507,13 @@ def _url(target: Target) -> str:
 
 
 def _store(settings: Settings) -> str:
-    store = settings.store
-    if isinstance(store, MemorySettings):
-        return f"in memory, {store.size}"
-    url = urlsplit(store.url)  # without a user's name
+    memory, redis = settings.store.memory, settings.store.redis
+    places = [f"in memory, {memory.size}"] if memory else []
+    if redis is not None:
+        places.append(_redis(redis.url))
+    return ", before ".join(places)
+
+
+def _redis(text: str) -> str:
+    url = urlsplit(text)  # without a user's name
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

@@ -17,6 +17,7 @@ from ext_proc.config import (
     RedisSettings,
     ServerSettings,
     Settings,
+    StoreSettings,
     TenantSettings,
     TracingSettings,
     Watcher,
@@ -140,7 +141,9 @@ def test_all_settings_are_read(tmp_path: Path) -> None:
         ServerSettings(listen="127.0.0.1:9000", admin="[::1]:9464", drain=Duration(5))
         == settings.server
     )
-    assert RedisSettings(url="redis://cache:6379/1", timeout=Duration("7ms")) == settings.store
+    assert (
+        RedisSettings(url="redis://cache:6379/1", timeout=Duration("7ms")) == settings.store.redis
+    )
     assert TenantSettings(header="x-team") == settings.tenant
     assert TracingSettings(endpoint="http://traces:4317") == settings.tracing
     pools = {
@@ -161,7 +164,7 @@ def test_only_a_profile_must_be_given() -> None:
     """Everything else has a default, which stands in the code."""
     settings = settings_of("profiles: {raw: {}}")
     assert ServerSettings() == settings.server
-    assert MemorySettings() == settings.store
+    assert StoreSettings(memory=MemorySettings()) == settings.store
     assert TenantSettings() == settings.tenant
     assert TracingSettings() == settings.tracing
     assert {"full": PoolSettings(cluster="full")} == dict(settings.pools)
@@ -243,6 +246,48 @@ def test_a_chain_of_eight_bases_is_read() -> None:
     assert 9 == len(settings_of(f"profiles:\n{lines}  a8: {{}}").profiles)
 
 
+# --- Where answers are kept -----------------------------------------------------------------------
+
+
+def test_both_stores_are_two_levels() -> None:
+    """Memory before Redis; its time has a default like every other."""
+    text = 'store: {memory: {size: 8MiB}, redis: {url: "redis://cache"}}\nprofiles: {raw: {}}'
+    store = settings_of(text).store
+    assert (
+        StoreSettings(
+            memory=MemorySettings(size=Size("8MiB")), redis=RedisSettings(url="redis://cache")
+        )
+        == store
+    )
+    assert store.memory is not None
+    assert 10 == store.memory.copy_time
+
+
+def test_how_long_a_copy_serves_can_be_set() -> None:
+    """A purge of Redis is to be seen everywhere within it."""
+    text = 'store: {memory: {longest: 2s}, redis: {url: "redis://cache"}}\nprofiles: {raw: {}}'
+    memory = settings_of(text).store.memory
+    assert memory is not None
+    assert 2 == memory.copy_time
+
+
+def test_the_environment_says_where_the_lower_level_is() -> None:
+    """Where the file has both levels; where it has memory alone, Redis takes its place."""
+    environ = {"FOREBAY_REDIS_URL": "redis://cache"}
+    both = "store: {memory: {size: 8MiB}, redis: {timeout: 9ms}}\nprofiles: {raw: {}}"
+    assert (
+        StoreSettings(
+            memory=MemorySettings(size=Size("8MiB")),
+            redis=RedisSettings(url="redis://cache", timeout=Duration("9ms")),
+        )
+        == settings_of(both, environ).store
+    )
+    alone = "store: {memory: {size: 8MiB}}\nprofiles: {raw: {}}"
+    assert (
+        StoreSettings(redis=RedisSettings(url="redis://cache")) == settings_of(alone, environ).store
+    )
+
+
 # --- The environment -----------------------------------------------------------------------------
 
 
@@ -251,11 +296,11 @@ def test_the_environment_chooses_redis() -> None:
     environ = {"FOREBAY_REDIS_URL": "redis://cache:6379/0"}
     assert (
         RedisSettings(url="redis://cache:6379/0")
-        == settings_of("profiles: {raw: {}}", environ).store
+        == settings_of("profiles: {raw: {}}", environ).store.redis
     )
     assert (
         RedisSettings(url="redis://cache:6379/0", timeout=Duration("9ms"))
-        == settings_of("store: {redis: {timeout: 9ms}}\nprofiles: {raw: {}}", environ).store
+        == settings_of("store: {redis: {timeout: 9ms}}\nprofiles: {raw: {}}", environ).store.redis
     )
 
 
@@ -270,7 +315,7 @@ def test_all_but_the_url_stays_as_the_file_says() -> None:
             read_replicas=True,
             connections=2,
         )
-        == settings_of(text, environ).store
+        == settings_of(text, environ).store.redis
     )
 
 
@@ -288,7 +333,7 @@ def test_sentinels_have_a_password_of_their_own() -> None:
     """Most have none while the servers do."""
     text = 'store: {redis: {url: "redis+sentinel://one,two/cache"}}\nprofiles: {raw: {}}'
     environ = {"FOREBAY_REDIS_SENTINEL_PASSWORD": "hunter2"}
-    store = settings_of(text, environ).store
+    store = settings_of(text, environ).store.redis
     assert (
         RedisSettings(url="redis+sentinel://one,two/cache", sentinel_password=Secret("hunter2"))
         == store
@@ -302,12 +347,12 @@ def test_the_password_comes_from_the_environment_alone() -> None:
     text = 'store: {redis: {url: "rediss://cache"}}\nprofiles: {raw: {}}'
     assert (
         RedisSettings(url="rediss://cache", password=Secret("hunter2"))
-        == settings_of(text, own).store
+        == settings_of(text, own).store.redis
     )
     in_url = {"FOREBAY_REDIS_URL": "redis://me:hun%40ter2@cache:6379/0"}
     assert (
         RedisSettings(url="redis://me@cache:6379/0", password=Secret("hun@ter2"))
-        == settings_of(text, in_url).store
+        == settings_of(text, in_url).store.redis
     )
 
 
@@ -751,7 +796,7 @@ def test_what_needs_a_restart_waits_for_one(path: Path) -> None:
     changed = 'server: {listen: "unix:/elsewhere"}\nstore: {memory: {size: 1MiB}}\n'
     replace_file(path, block(f"{changed}profiles: {{raw: {{}}, more: {{}}}}"))
     assert watcher.look() is True
-    assert (ServerSettings(), MemorySettings()) == (
+    assert (ServerSettings(), StoreSettings(memory=MemorySettings())) == (
         watcher.settings.server,
         watcher.settings.store,
     )
