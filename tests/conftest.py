@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+MOST_WORK_S: Final = 100
+"""What a test may take of the processor, ten times what any does on a slow machine.
+
+No test measures its time. One that is to show that a cost grows with the length of a text works on
+so long a text that the square of it would take far more than this. The test fails, and the others
+go on; one that only waits is ended by `faulthandler_timeout`.
+"""
 
 settings.register_profile(
     "forebay",
@@ -15,3 +27,19 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("forebay")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """End a test that works without end. The time is the processor's: a busy machine adds none."""
+
+    def end(*_: object) -> None:
+        pytest.fail(f"works for {MOST_WORK_S} s: does a cost grow with the square of a length?")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_WORK_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

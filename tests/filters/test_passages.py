@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import pytest
@@ -138,16 +137,14 @@ def test_passages_lie_in_the_text_one_behind_the_other(text: str, has_task: bool
 @pytest.mark.parametrize(
     "text",
     [
-        "文档" + "\t" * 4_000 + "x",
-        "Document" + " " * 4_000 + "x",
-        "Question" + " " * 4_000 + "x",
-        "```markdown" + "\n" * 16_000,
-        "# " + "#" * 4_000,
+        "文档" + "\t" * 200_000 + "x",
+        "Document" + " " * 200_000 + "x",
+        "Question" + " " * 200_000 + "x",
+        "```markdown" + "\n" * 400_000,
+        "# " + "#" * 200_000,
     ],
     ids=lambda text: repr(text[:8]),
 )
 def test_runs_of_spaces_are_read_once(text: str) -> None:
     """A few thousand of them took minutes where a pattern could part them in three ways."""
-    begun_s = time.thread_time()
-    find_passages(text, has_task=True)
-    assert time.thread_time() - begun_s < 2
+    assert len(find_passages(text, has_task=True)) <= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,15 +88,14 @@ def test_nothing_of_any_text_is_lost(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "!" * 16_000 + "x",
-        "." * 8_000 + " " * 8_000 + "a",
-        "!)" * 8_000 + "x",
-        "ab\n" * 60_000 + "\n",
+        "!" * 800_000 + "x",
+        "." * 400_000 + " " * 400_000 + "a",
+        "!)" * 400_000 + "x",
+        "x" * 20_000_000 + "\n" + "ab\n" * 150_000,
     ],
     ids=["marks", "stops and spaces", "marks and brackets", "lines"],
 )
-def test_a_run_of_marks_or_lines_is_cut_in_time(text: str) -> None:
-    """What began at every mark of a run took 6 s."""
-    started = time.thread_time()
-    split_sentences(text)
-    assert time.thread_time() - started < 0.5
+@pytest.mark.slow
+def test_a_run_of_marks_or_lines_is_gone_through_once(text: str) -> None:
+    """What began at every mark of 16,000 took 6 s, and would take hours of these."""
+    assert text == "".join(sentence.text for sentence in split_sentences(text))
