@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,8 +17,15 @@ from filters.errors import ConfigError, PortError
 from tests.fakes import FakeClock, FakeStoreWatch
 from tests.redis_server import RedisServer
 
-BUDGET_S = 0.04  # eight times the default: the machine that tests may be busy
-LIMIT_S = 0.5  # what a bypass may take there, far below a client's own patience
+BUDGET_S = 10.0  # where an answer is expected: the machine that tests may be busy
+HASTY_S = 0.04  # where none comes
+PATIENCE_S = 60.0  # for what does not hang
+
+
+@pytest.fixture(autouse=True)
+def hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give no batch up: what is to end by itself must not end for that, nor a slow one fail."""
+    monkeypatch.setattr("ext_proc.adapters.redis_node.HARD_LIMIT_S", 3_600)
 
 
 @pytest.fixture
@@ -49,6 +55,19 @@ async def store(
     await store.close()
 
 
+@pytest.fixture
+async def hasty(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> AsyncIterator[RedisStore]:
+    """Open a store that has a connection, and little time."""
+    store = opened(server.socket_url, clock, watch, timeout_s=HASTY_S)
+    await answer(store, clock, b"nothing")
+    watch.failed.clear()
+    watch.bypassed.clear()
+    yield store
+    await store.close()
+
+
 def opened(
     url: str,
     clock: FakeClock,
@@ -59,6 +78,16 @@ def opened(
 ) -> RedisStore:
     watch = watch or FakeStoreWatch()
     return RedisStore(RedisClient(url, clock, watch, timeout_s=timeout_s, password=password), clock)
+
+
+async def answer(store: RedisStore, clock: FakeClock, key: bytes) -> bytes | None:
+    """Return what a store says; ask again when it is late, as on a busy machine."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await store.get(key)
+            except PortError:
+                clock.advance(1)  # the breaker lets a probe through
 
 
 async def fail_until_open(store: RedisStore) -> None:
@@ -72,76 +101,86 @@ async def test_the_keys_in_redis_carry_the_product_name(
     server: RedisServer, store: RedisStore
 ) -> None:
     """Whoever shares the Redis sees whose keys they are, and each has an end."""
-    await store.put(b"key", b"value", 10)
-    await store.sighted(b"key", 60, 5)
+    await store.put(b"key", b"value", 3_600)
+    await store.sighted(b"key", 7_200, 5)
     async with redis.Redis.from_url(server.url) as client:
         found = sorted([key async for key in client.scan_iter()])
         assert [b"forebay:answer:{key}", b"forebay:seen:{key}"] == found
-        assert 9_000 < await client.pttl(found[0]) <= 10_000
-        assert 59_000 < await client.pttl(found[1]) <= 60_000
+        assert 3_500_000 < await client.pttl(found[0]) <= 3_600_000
+        assert 7_100_000 < await client.pttl(found[1]) <= 7_200_000
 
 
 async def test_what_was_put_is_kept_although_the_caller_is_cancelled(store: RedisStore) -> None:
     """The exchange whose answer it is ends at that moment, and its end cancels."""
-    task = asyncio.ensure_future(store.put(b"key", b"value", 10))
+    task = asyncio.ensure_future(store.put(b"key", b"value", 3_600))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert b"value" == await store.get(b"key")
+    async with asyncio.timeout(PATIENCE_S):  # another connection may be faster
+        while (found := await store.get(b"key")) is None:
+            pass
+    assert b"value" == found
 
 
 async def test_a_killed_redis_is_a_port_error_at_once(
     server: RedisServer, store: RedisStore, watch: FakeStoreWatch
 ) -> None:
-    """A connection that breaks does not wait for the budget."""
-    await store.put(b"key", b"value", 10)
+    """A connection that breaks is what failed, not the time that was waited for it."""
+    await store.put(b"key", b"value", 3_600)
     server.kill()
-    started = time.monotonic()
-    with pytest.raises(PortError):
+    with pytest.raises(PortError, match=r"^redis get: ConnectionError$"):
         await store.get(b"key")
-    assert time.monotonic() - started < LIMIT_S
     assert [("redis", "get")] == watch.failed
 
 
 async def test_a_frozen_redis_is_a_port_error_when_the_budget_is_spent(
-    server: RedisServer, store: RedisStore
+    server: RedisServer, hasty: RedisStore
 ) -> None:
     """A server that accepts but does not answer is bypassed."""
-    await store.put(b"key", b"value", 10)
     server.freeze()
-    started = time.monotonic()
-    with pytest.raises(PortError, match="redis get: no answer in 40 ms"):
-        await store.get(b"key")
-    assert BUDGET_S * 0.9 < time.monotonic() - started < LIMIT_S
+    with pytest.raises(PortError, match=r"^redis get: no answer in 40 ms$"):
+        await hasty.get(b"key")
     server.thaw()
 
 
 async def test_after_failures_in_a_row_nothing_is_asked(
-    server: RedisServer, store: RedisStore, watch: FakeStoreWatch
+    server: RedisServer, hasty: RedisStore, watch: FakeStoreWatch
 ) -> None:
     """Requests do not pay the budget each; every bypass is counted."""
     server.freeze()
-    await fail_until_open(store)
-    started = time.monotonic()
-    for call in (store.get(b"key"), store.put(b"key", b"v", 1), store.sighted(b"key", 1, 5)):
+    await fail_until_open(hasty)
+    for call in (hasty.get(b"key"), hasty.put(b"key", b"v", 1), hasty.sighted(b"key", 1, 5)):
         with pytest.raises(PortError, match="redis is bypassed: it failed moments ago"):
             await call
-    assert time.monotonic() - started < BUDGET_S
+    assert FAILURES == len(watch.failed)
     assert [("redis", "get"), ("redis", "put"), ("redis", "sighted")] == watch.bypassed
     server.thaw()
+
+
+async def test_every_call_that_was_made_is_timed(
+    server: RedisServer, store: RedisStore, watch: FakeStoreWatch
+) -> None:
+    """Answered or failed; one that was bypassed took no time."""
+    await store.put(b"key", b"value", 3_600)
+    await store.get(b"key")
+    server.kill()
+    await fail_until_open(store)
+    with pytest.raises(PortError):
+        await store.get(b"key")
+    assert [("redis", "put"), *[("redis", "get")] * (1 + FAILURES)] == watch.took
 
 
 async def test_a_restarted_redis_is_used_again_after_the_pause(
     server: RedisServer, store: RedisStore, clock: FakeClock
 ) -> None:
     """The first call after the pause finds it well and closes the breaker."""
-    await store.put(b"key", b"value", 10)
+    await store.put(b"key", b"value", 3_600)
     server.kill()
     await fail_until_open(store)
     server.start()
     clock.advance(1)
-    await store.put(b"key", b"again", 10)
+    await store.put(b"key", b"again", 3_600)
     assert (b"again", BreakerState.CLOSED) == (await store.get(b"key"), store.state)
 
 
@@ -159,8 +198,8 @@ async def test_a_redis_still_dead_after_the_pause_costs_one_probe(
 
 async def test_a_caller_who_leaves_does_not_break_the_connection(store: RedisStore) -> None:
     """The command goes on behind its back, so the next caller gets its own answer."""
-    await store.put(b"one", b"1", 10)
-    await store.put(b"other", b"2", 10)
+    await store.put(b"one", b"1", 3_600)
+    await store.put(b"other", b"2", 3_600)
     task = asyncio.ensure_future(store.get(b"one"))
     await asyncio.sleep(0)
     task.cancel()
@@ -169,20 +208,22 @@ async def test_a_caller_who_leaves_does_not_break_the_connection(store: RedisSto
     assert b"2" == await store.get(b"other")
 
 
-async def test_a_late_answer_reaches_nobody_else(server: RedisServer, store: RedisStore) -> None:
+async def test_a_late_answer_reaches_nobody_else(
+    server: RedisServer, store: RedisStore, hasty: RedisStore, clock: FakeClock
+) -> None:
     """What comes after the budget is dropped with its own command."""
-    await store.put(b"one", b"1", 10)
-    await store.put(b"other", b"2", 10)
+    await store.put(b"one", b"1", 3_600)
+    await store.put(b"other", b"2", 3_600)
     server.freeze()
     with pytest.raises(PortError):
-        await store.get(b"one")
+        await hasty.get(b"one")
     server.thaw()
-    assert b"2" == await store.get(b"other")
+    assert b"2" == await answer(hasty, clock, b"other")
 
 
 async def test_more_callers_than_connections_are_all_served(store: RedisStore) -> None:
     """The pool is bounded and the rest wait their turn within the budget."""
-    await store.put(b"key", b"value", 10)
+    await store.put(b"key", b"value", 3_600)
     answers = await asyncio.gather(*(store.get(b"key") for _ in range(40)), return_exceptions=True)
     assert [b"value"] * 40 == answers
 
@@ -200,7 +241,7 @@ async def test_a_key_of_another_type_is_a_port_error(
 async def test_a_wrong_password_is_a_port_error(server: RedisServer, clock: FakeClock) -> None:
     """The error does not repeat the password."""
     url = f"redis://127.0.0.1:{server.port}/0"
-    store = opened(url, clock, timeout_s=5, password="wrong-secret")
+    store = opened(url, clock, password="wrong-secret")
     with pytest.raises(PortError) as caught:
         await store.get(b"key")
     await store.close()
@@ -211,8 +252,8 @@ async def test_a_password_from_outside_the_url_is_used(tmp_path: Path, clock: Fa
     """The secret need not stand in the configuration."""
     server = RedisServer(tmp_path)
     server.start("--requirepass", "right-secret")
-    store = opened(server.url, clock, timeout_s=5, password="right-secret")
-    await store.put(b"key", b"value", 10)
+    store = opened(server.url, clock, password="right-secret")
+    await store.put(b"key", b"value", 3_600)
     assert b"value" == await store.get(b"key")
     await store.close()
     server.kill()
@@ -224,23 +265,20 @@ def test_a_url_of_something_else_is_a_config_error(clock: FakeClock) -> None:
         opened("http://127.0.0.1:6379", clock)
 
 
-async def test_closing_ends_what_still_runs(server: RedisServer, clock: FakeClock) -> None:
-    """A frozen server does not hold up the end."""
-    store = opened(server.socket_url, clock)
-    await store.put(b"key", b"value", 10)
+async def test_closing_ends_what_still_runs(server: RedisServer, hasty: RedisStore) -> None:
+    """A frozen server does not hold up the end, however long it would be waited for."""
     server.freeze()
     with pytest.raises(PortError):
-        await store.get(b"key")
-    started = time.monotonic()
-    await store.close()
-    assert time.monotonic() - started < LIMIT_S
+        await hasty.get(b"key")
+    async with asyncio.timeout(PATIENCE_S):
+        await hasty.close()
     server.thaw()
 
 
 async def test_a_large_answer_lies_compressed(server: RedisServer, store: RedisStore) -> None:
     """It takes less room there, and comes back whole, with what time it has left."""
     value = b"The basin is calm before the turbine. " * 100
-    await store.put(b"key", value, 10)
+    await store.put(b"key", value, 3_600)
     async with redis.Redis.from_url(server.url) as client:
         written = await client.get("forebay:answer:{key}")
     assert isinstance(written, bytes)
@@ -255,8 +293,8 @@ async def test_what_cannot_be_read_is_no_value_and_counted(
 ) -> None:
     """An earlier or a later Forebay may have written it, or somebody else."""
     async with redis.Redis.from_url(server.url) as client:
-        await client.set("forebay:answer:{one}", b"\x01 another format", px=10_000)
-        await client.set("forebay:answer:{two}", b"z another format", px=10_000)
+        await client.set("forebay:answer:{one}", b"\x01 another format", px=3_600_000)
+        await client.set("forebay:answer:{two}", b"z another format", px=3_600_000)
     assert [None, None, None] == [
         await store.get(b"one"),
         await store.find(b"one"),
