@@ -34,7 +34,7 @@ from ext_proc.yaml_file import read_yaml
 SHIPPED: Final = Path(__file__).parents[1] / "envoy" / "forebay.yaml"
 POOLS: Final = ("full", "best_effort")
 PIPE_BYTES: Final = 1 << 20  # thousands of lines: what finds the pipe full is lost
-PATIENCE_S: Final = 20.0  # for what takes milliseconds on a machine that does nothing else
+PATIENCE_S: Final = 60.0  # for what takes milliseconds on a machine that does nothing else
 # Below the range from which the kernel takes ports for outgoing connections, so that a server that
 # is started again finds its port free.
 PORTS: Final = range(10_000, 32_000)

@@ -16,7 +16,7 @@ from tests.exchanges import answer
 
 DIALECT: Final = "openai.chat"
 HOST: Final = "127.0.0.1"
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 
 
 class HeldUpstream:

@@ -40,14 +40,14 @@ class OtlpReceiver(TraceServiceServicer):
                 for span in scope.spans
             ]
 
-    def wait_for(self, spans: int, timeout_s: float = 10.0) -> list[Span]:
+    def wait_for(self, spans: int, timeout_s: float = 60.0) -> list[Span]:
         """Return the spans once there are so many."""
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: len(self.spans) >= spans, timeout_s)
         assert arrived, f"{len(self.spans)} of {spans} spans came in {timeout_s} s"
         return self.spans
 
-    def trace(self, trace_id: str, spans: int, timeout_s: float = 10.0) -> list[Span]:
+    def trace(self, trace_id: str, spans: int, timeout_s: float = 60.0) -> list[Span]:
         """Return the spans of a trace, its id in hex, once there are so many."""
         wanted = bytes.fromhex(trace_id)
 

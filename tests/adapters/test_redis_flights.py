@@ -40,7 +40,7 @@ class Asking:
 
     def __init__(self, url: str) -> None:
         # A shared machine may pause the test for longer than the 5 ms of production.
-        self.client = RedisClient(url, SystemClock(), FakeStoreWatch(), timeout_s=5.0)
+        self.client = RedisClient(url, SystemClock(), FakeStoreWatch(), timeout_s=20.0)
         self.asked: Counter[str] = Counter()
         self.gone = False
         self.failing = 0
@@ -59,13 +59,13 @@ class Asking:
 
     async def until(self, wanted: Any, *command: bytes | str | int) -> None:
         """Ask until this is the reply."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self(*command) != wanted:
                 pass
 
     async def until_asked(self, operation: str, times: int = 1) -> None:
         """Wait until this was asked so many times."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.asked[operation] < times:
                 await self("PING")
 
@@ -212,7 +212,7 @@ async def test_a_process_that_nobody_waits_in_stops_looking(two: tuple[Process, 
     (task,) = other.follow()
     await other.redis.until_asked("follow")
     task.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(other.flights):
             await other.redis("PING")
     assert b"one-0" == await one.redis("GET", LEAD)
@@ -242,7 +242,7 @@ async def test_a_lock_is_extended_as_long_as_its_process_lives(
     seat = await one.lead()
     await one.redis("PEXPIRE", LEAD, 3_600_000)
     await one.redis.until_asked("lead", 2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await one.redis("PTTL", LEAD) > LEASE_MS:
             pass
     await one.redis("SET", LEAD, b"another")

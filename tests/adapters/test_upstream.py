@@ -20,7 +20,7 @@ from tests.exchanges import answer
 from tests.fakes import FakeClock
 
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 LONG_S: Final = 60.0  # a deadline that no test reaches
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

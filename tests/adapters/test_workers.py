@@ -21,7 +21,7 @@ from filters.errors import PortError
 from tests.ext_proc.test_telemetry import Books
 from tests.fakes import FakeWorkers, drive
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SCRIPT = Path(worker_process.__file__)
 
 

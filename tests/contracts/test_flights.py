@@ -65,7 +65,7 @@ async def airport(request: pytest.FixtureRequest) -> AsyncIterator[Airport]:
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
         # A shared machine may pause the test for longer than the 5 ms of production.
-        client = RedisClient(server.url, SystemClock(), FakeStoreWatch(), timeout_s=5.0)
+        client = RedisClient(server.url, SystemClock(), FakeStoreWatch(), timeout_s=20.0)
         await client.ask("test", KEY, ("FLUSHALL",))
         flights = RedisFlights(client, FakeFlightWatch(), name=b"a")
         yield Airport(flights, lambda _: None, flights.close)

@@ -91,7 +91,7 @@ async def _kept_in_redis(servers: Servers, *, layered: bool) -> AsyncIterator[Ke
         await client.flushall()
     # A shared machine may pause the test for longer than the 5 ms of production.
     clock = FakeClock()
-    far = RedisStore(RedisClient(servers.url, clock, FakeStoreWatch(), timeout_s=5.0), clock)
+    far = RedisStore(RedisClient(servers.url, clock, FakeStoreWatch(), timeout_s=20.0), clock)
     near = MemoryStore(clock, 16 * 1024**2)
     store = LayeredStore(near, far, longest_s=5) if layered else far
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 
 
 class Asked:

@@ -199,7 +199,7 @@ class Receiver:
     async def trace(self, traceparent: str, count: int) -> list[Any]:
         """Wait for `count` spans of the trace that `traceparent` names."""
         trace_id = traceparent.split("-")[1]
-        async with asyncio.timeout(20), self.came:
+        async with asyncio.timeout(60), self.came:
             await self.came.wait_for(lambda: len(self.spans.get(trace_id, ())) >= count)
         return self.spans[trace_id]
 
@@ -270,7 +270,7 @@ class Envoy:
             return next((line for line in self._lines if part in line), None)
 
         with self._said:
-            line = self._said.wait_for(found, timeout=20)
+            line = self._said.wait_for(found, timeout=60)
         assert line is not None, f"Envoy did not say {part!r}"
         return line
 
@@ -295,7 +295,7 @@ class World:
     receiver: Receiver
 
     def client(self, *, http2: bool = False) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, http1=not http2, http2=http2, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, http1=not http2, http2=http2, timeout=60)
 
 
 def _binary() -> str:

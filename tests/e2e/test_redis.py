@@ -199,7 +199,7 @@ async def _until_hit(
 
     An answer may be in Redis a moment later than its exchange is in the log.
     """
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             reply = await call(asked, profile, headers)
             assert 200 == reply.status

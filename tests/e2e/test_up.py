@@ -160,7 +160,7 @@ def gateway(scratch: Path) -> Iterator[Up]:
 def ask(url: str, body: Any = ASKED, path: str = "") -> tuple[HTTPResponse, bytes]:
     parts = urlsplit(url)
     assert parts.hostname is not None
-    connection = HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=60)
     try:
         headers = {"content-type": "application/json"}
         connection.request("POST", parts.path + path, json.dumps(body), headers)

@@ -22,7 +22,7 @@ def forebay(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "ext_proc", *words],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 
@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy() -> None:
         "    print(sorted({'aiohttp', 'asyncio', 'msgspec', 'rich', 'yaml'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stderr == ""
     assert done.stdout.endswith("\n[]\n")
@@ -202,7 +202,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
             [sys.executable, "-c", code],
             stdout=closed,
             stderr=subprocess.PIPE,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     assert done.stderr == b""

@@ -307,7 +307,7 @@ def test_envoy_takes_what_was_derived(local: Local, tmp_path: Path) -> None:
         [envoy, "--mode", "validate", "-l", "error", "-c", str(path)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -760,7 +760,7 @@ async def test_time_passes_as_the_speed_says() -> None:
 
 async def reach(condition: Any) -> None:
     """Let the loop run until the condition holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the engine has no event for every state
             await asyncio.sleep(0)
 

@@ -51,7 +51,7 @@ def pid(one: Child) -> int:
 async def test_a_child_that_was_killed_is_started_again(tmp_path: Path) -> None:
     """It is told in two sentences: that it ended, and that it is back."""
     one = child("", tmp_path / "ready")
-    async with asyncio.timeout(20), running(one) as said:
+    async with asyncio.timeout(60), running(one) as said:
         first = pid(one)
         os.kill(first, signal.SIGKILL)
         assert await said.get() == "child ended by SIGKILL; again in 0.2 s"
@@ -70,7 +70,7 @@ async def test_pauses_grow_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
     mark = tmp_path / "ready"
     one = child(f"import os, sys\nif os.path.exists({str(mark)!r}): sys.exit(3)", mark)
     ends: list[str] = []
-    async with asyncio.timeout(20), running(one) as said:
+    async with asyncio.timeout(60), running(one) as said:
         monkeypatch.setattr(asyncio, "sleep", sleep)
         os.kill(pid(one), signal.SIGKILL)
         while len(ends) < 4:
@@ -111,7 +111,7 @@ async def test_what_a_child_writes_is_handed_on_line_by_line(tmp_path: Path) -> 
     lines: asyncio.Queue[str] = asyncio.Queue()
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr, flush=True)"
     one = child(code, tmp_path / "ready", on_line=lines.put_nowait)
-    async with asyncio.timeout(20), running(one):
+    async with asyncio.timeout(60), running(one):
         assert {await lines.get(), await lines.get()} == {"out", "err"}
 
 
@@ -123,7 +123,7 @@ async def test_an_empty_variable_is_taken_out(
     lines: asyncio.Queue[str] = asyncio.Queue()
     code = "import os; print(os.environ.get('FOREBAY_TEST'), flush=True)"
     one = child(code, tmp_path / "ready", on_line=lines.put_nowait, env={"FOREBAY_TEST": ""})
-    async with asyncio.timeout(20), running(one):
+    async with asyncio.timeout(60), running(one):
         assert await lines.get() == "None"
 
 

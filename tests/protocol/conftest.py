@@ -25,7 +25,7 @@ from ext_proc.transport.native import NativeServer
 
 MEGABYTE: Final = 1024 * 1024
 MOST_MESSAGE_BYTES: Final = 10 * MEGABYTE
-PATIENCE_S: Final = 20.0  # on a machine that is busy; nothing here waits that long
+PATIENCE_S: Final = 60.0  # on a machine that is busy; nothing here waits that long
 
 Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 

@@ -322,7 +322,7 @@ async def outcome(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
     served = Served(handler)
     served.send(headers(1), say(1, b"x"))
-    return await asyncio.wait_for(found, 10)
+    return await asyncio.wait_for(found, 60)
 
 
 async def test_a_timeout_before_the_first_wait_works() -> None:
@@ -333,7 +333,7 @@ async def test_a_timeout_before_the_first_wait_works() -> None:
             await asyncio.Event().wait()
 
     async def in_time() -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.sleep(0)
         task = asyncio.current_task()
         assert task is not None
@@ -347,7 +347,7 @@ async def test_timeouts_may_be_nested_and_caught() -> None:
     """The inner one is over, the outer one is not."""
 
     async def nested() -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):
                     await asyncio.Event().wait()
@@ -367,7 +367,7 @@ async def test_task_groups_gather_and_wait_for_work() -> None:
     async def good() -> list[int]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(number(value)) for value in (1, 2)]
-        waited = await asyncio.wait_for(number(3), 10)
+        waited = await asyncio.wait_for(number(3), 60)
         return [*(task.result() for task in tasks), waited, *await asyncio.gather(number(4))]
 
     async def fails() -> None:
@@ -510,7 +510,7 @@ async def test_a_turn_that_waits_is_among_all_tasks() -> None:
     assert "wait" in repr(turn.get_coro()) or "__call__" in repr(turn.get_coro())
     assert "turn" == turn.get_name()
     assert turn.cancel()
-    await asyncio.wait((turn,), timeout=10)
+    await asyncio.wait((turn,), timeout=60)
     assert turn.done()
     assert not turn.cancel()
 
