@@ -1,4 +1,4 @@
-"""Tell Prometheus and Kubernetes how this process is, and nobody anything else."""
+"""Tell Prometheus and Kubernetes how this process is, and its operator what is in its cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from ext_proc.cache_desk import CacheDesk
+
+MOST_BODY_BYTES: Final = 4096  # the longest question is a name and sixteen digits
+
 
 class Admin:
-    """Serves `/metrics`, `/healthz` and `/readyz` over HTTP.
+    """Serves `/metrics`, `/healthz` and `/readyz` over HTTP, and `/cache/` to this machine.
 
     `why_not_ready` returns why no requests should come, empty when they should.
     """
@@ -24,6 +28,7 @@ class Admin:
         registry: CollectorRegistry,
         why_not_ready: Callable[[], str],
         settle: Callable[[], None] = lambda: None,
+        cache: CacheDesk | None = None,
     ) -> None:
         """Serve `registry`, in which `settle` puts what is still to be counted."""
         self._host: Final = host
@@ -31,10 +36,12 @@ class Admin:
         self._registry: Final = registry
         self._why_not_ready: Final = why_not_ready
         self._settle: Final = settle
-        application = web.Application()
+        application = web.Application(client_max_size=MOST_BODY_BYTES)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._live)
         application.router.add_get("/readyz", self._ready)
+        if cache is not None:
+            cache.add_to(application)
         self._runner: Final = web.AppRunner(application, access_log=None, handle_signals=False)
 
     @property

@@ -24,6 +24,7 @@ from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
+from ext_proc.cache_desk import CacheDesk
 from ext_proc.config import (
     ProfileSettings,
     RedisSettings,
@@ -43,6 +44,7 @@ from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
+from filters.cache import CacheFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
@@ -115,10 +117,13 @@ async def running(
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
     host, port = parse_host_port(settings.server.admin)
-    admin = Admin(host, port, telemetry.registry, lambda: not_ready, telemetry.write)
+    desk = CacheDesk(telemetry.registry, memory_of(store), clock, telemetry.write)
+    admin = Admin(host, port, telemetry.registry, lambda: not_ready, telemetry.write, desk)
+    show_caches(settings, telemetry)
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
+        show_caches(changed, telemetry)
         if counts_tokens(changed):
             tokens.load()
 
@@ -228,6 +233,17 @@ def open_store(
     return LayeredStore(memory, shared, settings.memory.copy_time)
 
 
+def memory_of(store: OpenStore) -> MemoryStore | None:
+    """Return what a store keeps in this process, if anything."""
+    match store:
+        case MemoryStore():
+            return store
+        case LayeredStore(near=near):
+            return near
+        case _:
+            return None
+
+
 def open_redis(
     settings: RedisSettings | None, clock: Clock, telemetry: Telemetry
 ) -> RedisClient | None:
@@ -286,6 +302,13 @@ async def warm(workers: WorkerPool) -> None:
     """Start a process before it is needed: the first long prompt would wait 0.2 s for it."""
     with contextlib.suppress(PortError):
         await workers.run(clean_passages, (), (), (), deadline_s=WARM_UP_S)
+
+
+def show_caches(settings: Settings, telemetry: Telemetry) -> None:
+    """Show from the start what the caches of profiles will count."""
+    for name, profile in settings.profiles.items():
+        if any(kind.name == CacheFilter.name for kind, _ in profile.filters):
+            telemetry.caches(name)
 
 
 def counts_tokens(settings: Settings) -> bool:

@@ -30,13 +30,13 @@ class LayeredStore:
 
     def __init__(self, near: MemoryStore, far: SharedStore, longest_s: float) -> None:
         """Take over both stores: closing this one closes them."""
-        self._near: Final = near
+        self.near: Final = near
         self._far: Final = far
         self._longest_s: Final = longest_s
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value under `key`, or None when neither has one whose time is not over."""
-        value = await self._near.get(key)
+        value = await self.near.get(key)
         if value is not None:
             return value
         try:
@@ -46,7 +46,7 @@ class LayeredStore:
         if found is None:
             return None
         value, left_s = found
-        await self._near.put(key, value, min(left_s, self._longest_s))
+        await self.near.put(key, value, min(left_s, self._longest_s))
         return value
 
     async def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
@@ -54,7 +54,7 @@ class LayeredStore:
 
         Memory comes first: the caller may be cancelled while it waits for the other.
         """
-        await self._near.put(key, value, min(ttl_s, self._longest_s))
+        await self.near.put(key, value, min(ttl_s, self._longest_s))
         with contextlib.suppress(PortError):
             await self._far.put(key, value, ttl_s)
 
@@ -63,9 +63,9 @@ class LayeredStore:
         try:
             return await self._far.sighted(key, window_s, most)
         except PortError:
-            return await self._near.sighted(key, window_s, most)
+            return await self.near.sighted(key, window_s, most)
 
     async def close(self) -> None:
         """Let go of everything."""
-        await self._near.close()
+        await self.near.close()
         await self._far.close()

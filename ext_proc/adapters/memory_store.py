@@ -95,6 +95,32 @@ class MemoryStore:
         while self._bytes > self._room:
             self._lose(next(iter(self._entries)), Lost.ROOM)
 
+    # --- For who looks after it ------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Bytes that answers may take at most, overhead included."""
+        return self._room
+
+    def keys(self) -> list[bytes]:
+        """Return the keys that are there, those whose time is over included."""
+        return list(self._keys)
+
+    def peek(self, key: bytes) -> tuple[bytes, float] | None:
+        """Return a value and the seconds it has left, which does not count as use."""
+        entry = self._entries.get(key)
+        left_ns = entry.ends_ns - self._clock.monotonic_ns() if entry else 0
+        return (entry.value, left_ns / 1e9) if entry and left_ns > 0 else None
+
+    def remove(self, key: bytes) -> bool:
+        """Let go of a value; return whether there was one."""
+        if key not in self._entries:
+            return False
+        self._drop(key)
+        return True
+
+    # --- The port, further -----------------------------------------------------------------------
+
     async def sighted(self, key: bytes, window_s: float, most: int) -> int:
         """Count one more sighting of `key`; return how many fell in the last `window_s` seconds."""
         return min(self._sightings.count(key, window_s, self._clock.monotonic_ns()), most)

@@ -193,7 +193,16 @@ class Metrics:
         self.skips: Final = self._counter(
             "skips", "What a filter left as it was, and why", ("filter", "reason")
         )
-        self.cache: Final = self._counter("cache", "What the cache said", ("outcome",))
+        self.cache: Final = self._counter("cache", "What the cache said", ("profile", "outcome"))
+        self.admissions: Final = self._counter(
+            "cache_admissions", "Answers that were stored, or why not", ("profile", "result")
+        )
+        self.saved_tokens: Final = self._counter(
+            "cache_saved_tokens", "Tokens that hits did not ask for", ("profile", "direction")
+        )
+        self.saved_seconds: Final = self._counter(
+            "cache_saved_seconds", "Time that the upstream took for what hits gave", ("profile",)
+        )
         self.coalesced: Final = self._counter(
             "coalesced", "Exchanges that waited for another's answer, by how it ended", ("outcome",)
         )

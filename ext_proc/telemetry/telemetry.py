@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
 
 from ext_proc.session import Facts
+from ext_proc.telemetry.admissions import STORED, result_of
 from ext_proc.telemetry.cuts import by_rule
 from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_logger
 from ext_proc.telemetry.metrics import Metrics
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 CACHE_OUTCOMES: Final = frozenset({"hit", "miss", "bypass"})
 RELOAD_RESULTS: Final = {True: "taken", False: "refused"}
 STREAM_FAILURES: Final = ("conversation", "bug")
-SAVED: Final = ("saved.input_tokens", "saved.output_tokens")
-"""Notes by which a filter says what the upstream was spared."""
+SAVED: Final = {"saved.input_tokens": "in", "saved.output_tokens": "out"}
+"""Notes by which a filter says what the upstream was spared, and the direction it is counted as."""
+SAVED_MS: Final = "saved.ms"
 UNREADABLE: Final = "cache.unreadable"
 """Note of why a stored answer could not be read."""
 ESTIMATED: Final = "budget.tokens"
@@ -83,8 +85,6 @@ class Telemetry:
         self._waiting: list[Ended] = []
         self._delivering = True
         # A rate misses the first count of a series that was not there before.
-        for outcome in CACHE_OUTCOMES:
-            metrics.cache[(outcome,)].inc(0)
         for boarding in Boarding:
             if boarding is not Boarding.WAITING:
                 metrics.coalesced[(boarding,)].inc(0)
@@ -207,12 +207,8 @@ class Telemetry:
 
     def _count_notes(self, facts: Facts) -> None:
         notes, metrics = facts.notes, self.metrics
-        cache = notes.get("cache")
-        if cache in CACHE_OUTCOMES:
-            metrics.cache[(str(cache),)].inc()
-        saved = sum(tokens for key in SAVED if isinstance(tokens := notes.get(key), int))
-        if saved > 0:
-            metrics.tokens["saved", facts.profile, facts.quality].inc(saved)
+        if notes.get("cache") in CACHE_OUTCOMES:
+            self._count_cache(facts, str(notes["cache"]))
         if isinstance(estimated := notes.get(ESTIMATED), int):
             metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
         if (unreadable := notes.get(UNREADABLE)) in set(Unreadable):
@@ -226,6 +222,27 @@ class Telemetry:
                 metrics.skips[key.removesuffix(".skip"), reason_of(note)].inc()
             elif key in CHANGES:
                 metrics.params[(CHANGES[key],)].inc()
+
+    def _count_cache(self, facts: Facts, outcome: str) -> None:
+        notes, metrics, profile = facts.notes, self.metrics, facts.profile
+        metrics.cache[profile, outcome].inc()
+        if result := result_of(facts):
+            metrics.admissions[profile, result].inc()
+        saved = 0
+        for key, direction in SAVED.items():
+            if isinstance(tokens := notes.get(key), int) and tokens > 0:
+                metrics.saved_tokens[profile, direction].inc(tokens)
+                saved += tokens
+        if saved:
+            metrics.tokens["saved", profile, facts.quality].inc(saved)
+        if isinstance(saved_ms := notes.get(SAVED_MS), int) and saved_ms > 0:
+            metrics.saved_seconds[(profile,)].inc(saved_ms / 1000)
+
+    def caches(self, profile: str) -> None:
+        """Show a profile's outcomes from the start: a rate misses the first count of a series."""
+        for outcome in CACHE_OUTCOMES:
+            self.metrics.cache[profile, outcome].inc(0)
+        self.metrics.admissions[profile, STORED].inc(0)
 
     # --- What went wrong -------------------------------------------------------------------------
 

@@ -47,9 +47,10 @@ async def test_the_metrics_count_what_happened(
         exchanges("faq", "FULL", "answered"): 1,
         exchanges("default", "FULL", "forwarded"): 1,
         exchanges("raw", "", "passed"): 1,
-        'forebay_cache_total{outcome="miss"}': 1,
-        'forebay_cache_total{outcome="hit"}': 1,
-        'forebay_cache_total{outcome="bypass"}': 1,
+        'forebay_cache_total{outcome="miss",profile="faq"}': 1,
+        'forebay_cache_total{outcome="hit",profile="faq"}': 1,
+        'forebay_cache_total{outcome="bypass",profile="default"}': 1,
+        'forebay_cache_admissions_total{profile="faq",result="stored"}': 1,
         'forebay_stage_seconds_count{stage="clean"}': 3,
         'forebay_stage_seconds_count{stage="cache"}': 3,
         'forebay_stage_seconds_count{stage="route"}': 2,  # a hit is answered before it
@@ -65,6 +66,9 @@ async def test_the_metrics_count_what_happened(
         for direction in ("in", "out", "saved")
     }
     assert tokens["saved"] == tokens["in"] + tokens["out"] > 2
+    for direction in ("in", "out"):
+        saved = f'forebay_cache_saved_tokens_total{{direction="{direction}",profile="faq"}}'
+        assert tokens[direction] == moved[saved]
     assert 0 == after["forebay_in_flight"]
 
 

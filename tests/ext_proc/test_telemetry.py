@@ -242,7 +242,7 @@ def test_exchanges_that_wait_are_written_in_one_go() -> None:
         ("one", "2023-11-14T22:13:20Z"),
         ("two", "2023-11-14T22:13:20.010000Z"),
     ] == [(line["model"], line["time"]) for line in books.lines]
-    assert 2 == books.value("cache_total", outcome="miss")
+    assert 2 == books.value("cache_total", profile="default", outcome="miss")
 
 
 def test_a_timer_that_finds_nothing_writes_nothing() -> None:
@@ -479,10 +479,49 @@ def test_tokens_are_counted_by_direction(books: Books) -> None:
 def test_a_hit_saves_the_tokens_of_its_answer(books: Books) -> None:
     """What was not asked again is counted as saved."""
     notes = {"cache": "hit", "saved.input_tokens": 12, "saved.output_tokens": 34}
-    books.end(facts(outcome=Outcome.ANSWERED, notes=notes))
+    books.end(facts(outcome=Outcome.ANSWERED, notes=notes | {"saved.ms": 1500}))
     labels = {"profile": "default", "quality": "FULL"}
-    assert 46 == books.value("tokens_total", direction="saved", **labels)
-    assert 1 == books.value("cache_total", outcome="hit")
+    assert [46, 12, 34, 1.5, 1] == [
+        books.value("tokens_total", direction="saved", **labels),
+        books.value("cache_saved_tokens_total", profile="default", direction="in"),
+        books.value("cache_saved_tokens_total", profile="default", direction="out"),
+        books.value("cache_saved_seconds_total", profile="default"),
+        books.value("cache_total", profile="default", outcome="hit"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("notes", "changes", "result"),
+    [
+        ({"cache.stored": 512}, {"outcome": Outcome.COMPLETE}, "stored"),
+        ({"cache.skip": "tokens"}, {"outcome": Outcome.COMPLETE}, "tokens"),
+        ({"cache.skip": "a client's own words"}, {"outcome": Outcome.COMPLETE}, "other"),
+        ({}, {"status": 503}, "status"),
+        ({}, {"outcome": Outcome.FORWARDED}, "sightings"),
+        ({}, {"outcome": Outcome.GONE, "status": 200}, "incomplete"),
+    ],
+)
+def test_what_became_of_an_answer_is_counted_by_profile(
+    notes: dict[str, str | int], changes: dict[str, Any], result: str, books: Books
+) -> None:
+    """Stored, or why not, by a few fixed words."""
+    said = {"cache": "miss", "cache.sightings": 1, **notes}
+    books.end(facts(profile="faq", notes=said, **changes))
+    assert 1 == books.value("cache_admissions_total", profile="faq", result=result)
+
+
+@pytest.mark.parametrize("cache", ["hit", "bypass"])
+def test_what_was_not_asked_for_is_no_admission(cache: str, books: Books) -> None:
+    """A hit has no answer of its own, and a bypass none that would be kept."""
+    books.telemetry.caches("faq")
+    books.end(facts(profile="faq", notes={"cache": cache}))
+    counts = (
+        sample.value
+        for family in books.telemetry.registry.collect()
+        for sample in family.samples
+        if sample.name == "forebay_cache_admissions_total"
+    )
+    assert [0] == list(counts)
 
 
 CUTS = [Cut("clean.html", 100, 40), Cut("shape.rounds", 900, 128), Cut("clean.html", 10, 5)]
@@ -601,8 +640,9 @@ def test_questions_of_our_own_are_counted_by_cluster_and_outcome(books: Books) -
 
 def test_what_did_not_happen_yet_counts_zero(books: Books) -> None:
     """A rate misses the first count of a series that was not there before."""
+    books.telemetry.caches("faq")
     assert [0, 0, 0] == [
-        books.value("cache_total", outcome="hit"),
+        books.value("cache_total", profile="faq", outcome="hit"),
         books.value("config_reloads_total", result="refused"),
         books.value("stream_failures_total", reason="bug"),
     ]
