@@ -37,10 +37,13 @@ def redis_binary() -> str:
 class RedisServer:
     """A server without persistence; it can be killed, frozen and started again in its place."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, password: str = "") -> None:
+        """Have it ask for `password`, and give that to the master it follows."""
         self._folder = folder
         self._socket = folder / "redis.sock"
-        self._options = options
+        secrets = ("--requirepass", password, "--masterauth", password) if password else ()
+        self._options = (*secrets, *options)
+        self._password = password
         self._program: Program | None = None
         self.port = free_port()
 
@@ -63,7 +66,9 @@ class RedisServer:
 
     def ask(self, *command: str | int) -> Any:
         """Return the reply to one command, in Python's types where it has a simple one."""
-        with redis.Redis(port=self.port, decode_responses=True) as client:
+        with redis.Redis(
+            port=self.port, password=self._password or None, decode_responses=True
+        ) as client:
             return client.execute_command(*command)
 
     def freeze(self) -> None:
@@ -91,8 +96,11 @@ class RedisServer:
 class Sentinel(RedisServer):
     """Watches a master; `quorum` Sentinels must believe that it is down."""
 
-    def __init__(self, folder: Path, master: RedisServer, quorum: int, *options: str) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, folder: Path, master: RedisServer, quorum: int, *, password: str = "", of: str = ""
+    ) -> None:
+        """Have it ask for `password`, and know that `of` the master."""
+        super().__init__(folder, password=password)
         self._lines = [
             f"port {self.port}",
             "bind 127.0.0.1",
@@ -100,8 +108,11 @@ class Sentinel(RedisServer):
             f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {quorum}",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} 10000",
-            *options,
         ]
+        if password:
+            self._lines += [f"requirepass {password}", f"sentinel sentinel-pass {password}"]
+        if of:
+            self._lines += [f"sentinel auth-pass {SERVICE} {of}"]
 
     def start(self, *options: str) -> None:
         """Start and return once it watches; what it learns it writes into its own file."""
@@ -113,15 +124,20 @@ class Sentinel(RedisServer):
 class SentinelRedis:
     """A master with a replica, and three Sentinels that make it one when the master is gone."""
 
-    def __init__(
-        self, folder: Path, *, options: tuple[str, ...] = (), sentinel: tuple[str, ...] = ()
-    ) -> None:
-        """Give all servers `options`, and lines for their file to all Sentinels."""
-        self.master: Final = RedisServer(_folder(folder / "master"), *options)
+    def __init__(self, folder: Path, *, password: str = "", sentinel_password: str = "") -> None:
+        """Have servers and Sentinels ask for passwords."""
+        self.master: Final = RedisServer(_folder(folder / "master"), password=password)
         follows = ("--replicaof", f"127.0.0.1 {self.master.port}")
-        self.replica: Final = RedisServer(_folder(folder / "replica"), *follows, *options)
+        self.replica: Final = RedisServer(_folder(folder / "replica"), *follows, password=password)
         self.sentinels: Final = [
-            Sentinel(_folder(folder / f"sentinel-{n}"), self.master, 2, *sentinel) for n in range(3)
+            Sentinel(
+                _folder(folder / f"sentinel-{n}"),
+                self.master,
+                2,
+                password=sentinel_password,
+                of=password,
+            )
+            for n in range(3)
         ]
 
     @property
@@ -139,12 +155,12 @@ class SentinelRedis:
                 stack.callback(server.kill)
                 server.start()
             # Sentinels look only every 10 s.
-            _until("a replica that follows", lambda: _follows(self.replica))
+            until("a replica that follows", lambda: _follows(self.replica))
             for sentinel in self.sentinels:
                 stack.callback(sentinel.kill)
                 sentinel.start()
             for sentinel in self.sentinels:
-                _until("Sentinels that know all others", partial(self._knows, sentinel))
+                until("Sentinels that know all others", partial(self._knows, sentinel))
             self._stack = stack.pop_all()
         return self
 
@@ -161,8 +177,8 @@ class SentinelRedis:
 class RedisCluster:
     """Three masters, each with a replica that takes its place when it is gone."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        """Give every server `options`."""
+    def __init__(self, folder: Path, *, password: str = "") -> None:
+        """Have every server ask for `password`."""
         self.nodes: Final = [
             RedisServer(
                 _folder(folder / str(n)),
@@ -171,7 +187,7 @@ class RedisCluster:
                 # Else keys on other masters are refused as well until the failover.
                 *("--cluster-require-full-coverage", "no"),
                 *("--cluster-replica-validity-factor", "0"),
-                *options,
+                password=password,
             )
             for n in range(6)
         ]
@@ -218,11 +234,11 @@ class RedisCluster:
         for node in self.nodes[1:]:
             bus = node.ask("CONFIG", "GET", "cluster-port")["cluster-port"]
             first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
-        _until("six servers that know each other", lambda: all(map(_knows_six, self.nodes)))
+        until("six servers that know each other", lambda: all(map(_knows_six, self.nodes)))
         for master, replica in zip(masters, replicas, strict=True):
             replica.ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
-        _until("replicas that follow", lambda: all(map(_follows, replicas)))
-        _until("six servers that agree", lambda: all(map(_sees_all, self.nodes)))
+        until("replicas that follow", lambda: all(map(_follows, replicas)))
+        until("six servers that agree", lambda: all(map(_sees_all, self.nodes)))
 
 
 def _knows_six(node: RedisServer) -> bool:
@@ -247,7 +263,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _until(what: str, good: Callable[[], bool]) -> None:
+def until(what: str, good: Callable[[], bool]) -> None:
     """Wait until something is so; a server that is not up yet has not said anything."""
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends:
