@@ -20,7 +20,7 @@ class StoreWatch(Protocol):
     def store_took(self, store: str, operation: str, elapsed_ns: int) -> None:
         """Count how long a store took to answer `operation`, or to fail; not if it was bypassed.
 
-        Memory is not timed: to look at the clock twice takes as long as to look into it.
+        Memory is not timed: 0.5 us for a look-up of 0.6 us.
         """
 
     def store_searched(self, store: str, *, found: bool) -> None:
