@@ -236,14 +236,10 @@ async def test_without_the_light_model_the_request_goes_on_at_once(
     asked = ask_for(CHAT, QUESTION)
     with dead_port() as nobody:
         edit = drafting(nobody.getsockname()[1], transport, deadline="20s")
-        with gateways.open(upstream=upstream, edit=edit) as gateway:
-            started = time.monotonic()
-            with gateway.watch() as seen:
-                reply = await Caller(http, gateway.url)(asked, "batch")
-            took = seconds(started)
+        with gateways.open(upstream=upstream, edit=edit) as gateway, gateway.watch() as seen:
+            reply = await Caller(http, gateway.url)(asked, "batch")
     assert (200, [asked.body]) == (reply.status, [one.body for one in seen.received])
     assert "light: status 503" == seen.notes["think.skip"]
-    assert 5 > took
 
 
 async def test_a_client_that_leaves_takes_its_draft_along(
