@@ -18,7 +18,7 @@ from filters.api import Clock
 LANES: Final = 4  # connections; a large value on one does not hold up what goes by another
 BATCH: Final = 64  # commands written at once: longer ones only delay the first of their answers
 MOST_WAITING: Final = 1024  # calls: 16 full batches, more than one budget serves
-MOST_WAITING_BYTES: Final = 8 << 20  # of what is to be written: 128 of the largest answers
+MOST_WAITING_BYTES: Final = 8 << 20  # of what is to be written: 128 answers of 64 KiB
 HARD_LIMIT_S: Final = 1.0  # a batch nobody waits for any more is given up after this
 FAILURES: Final = 5  # in a row, before the server is bypassed
 PAUSE_NS: Final = 1_000_000_000  # between one probe of a server that failed and the next
@@ -101,7 +101,11 @@ class RedisNode:
         started_ns = self._clock.monotonic_ns()
         weight = _weigh(commands) if stays else 0
         waiting = self._waiting
-        if len(waiting) >= MOST_WAITING or self._waiting_bytes + weight > MOST_WAITING_BYTES:
+        # One that alone is larger goes when no other waits.
+        too_much = (
+            weight and self._waiting_bytes and self._waiting_bytes + weight > MOST_WAITING_BYTES
+        )
+        if len(waiting) >= MOST_WAITING or too_much:
             return FULL
         if self._retired or not self._breaker.allows(started_ns):
             return BYPASSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import redis.asyncio as redis
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_client import RedisClient
-from ext_proc.adapters.redis_node import FAILURES
+from ext_proc.adapters.redis_node import FAILURES, MOST_WAITING, MOST_WAITING_BYTES
 from ext_proc.adapters.redis_store import RedisStore
 from filters.errors import ConfigError, PortError
 from tests.fakes import FakeClock, FakeStoreWatch
@@ -301,3 +302,43 @@ async def test_what_cannot_be_read_is_no_value_and_counted(
         await store.get(b"two"),
     ]
     assert [("redis", "foreign"), ("redis", "foreign"), ("redis", "damaged")] == watch.unreadable
+
+
+async def test_more_than_a_bounded_number_do_not_wait(
+    server: RedisServer, hasty: RedisStore, watch: FakeStoreWatch
+) -> None:
+    """A server that hangs holds so many; the others go on at once, and are counted."""
+    server.freeze()
+    calls = (hasty.get(b"key") for _ in range(MOST_WAITING + 500))
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    server.thaw()
+    full = [one for one in outcomes if str(one) == "redis is bypassed: too many wait for it"]
+    assert (500, [("redis", "get")] * 500) == (len(full), watch.bypassed)
+
+
+async def test_more_than_a_bounded_number_of_bytes_is_not_written(
+    server: RedisServer, hasty: RedisStore, watch: FakeStoreWatch
+) -> None:
+    """What has no room is dropped, and counted; one that is larger than all room is not."""
+    value = os.urandom(MOST_WAITING_BYTES // 4)
+    server.freeze()
+    calls = (hasty.put(b"%d" % n, value, 60) for n in range(8))
+    await asyncio.gather(*calls, return_exceptions=True)
+    server.thaw()
+    assert [("redis", "put")] * 5 == watch.bypassed
+    await asyncio.gather(hasty.put(b"large", value * 5, 60), return_exceptions=True)
+    assert 5 == len(watch.bypassed)
+
+
+async def test_a_user_of_ones_own_is_named_in_the_url(tmp_path: Path, clock: FakeClock) -> None:
+    """The password stands elsewhere."""
+    server = RedisServer(tmp_path)
+    server.start()
+    server.ask("ACL", "SETUSER", "me@home", "on", ">right-secret", "~*", "+@all")
+    server.ask("ACL", "SETUSER", "default", "off")
+    url = server.url.replace("redis://", "redis://me%40home@")
+    store = opened(url, clock, timeout_s=5, password="right-secret")
+    await store.put(b"key", b"value", 10)
+    assert b"value" == await store.get(b"key")
+    await store.close()
+    server.kill()
