@@ -53,6 +53,11 @@ COMMANDS: Final = {
         "show what each filter would do to a request, and what that would save",
         "forebay explain --profile documents request.json",
     ),
+    "cache": Command(
+        "cache",
+        "look into the cache, and clear it",
+        "forebay cache stats\n  forebay cache purge --profile faq --dry-run",
+    ),
     "bench": Command(
         "bench",
         "measure what a request costs, side by side with the least it could",
