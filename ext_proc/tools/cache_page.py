@@ -19,6 +19,7 @@ from ext_proc.tools.cache_redis import Counted, Purged
 from ext_proc.tools.cache_server import CacheServer
 
 PLAIN_COLUMNS: Final = 120
+NAME_CHARS: Final = 15  # `redis sighted` and two spaces
 _BREAKER: Final = {"closed": "green", "probing": "yellow", "open": "red"}
 _KIB: Final = 1024
 
@@ -156,12 +157,9 @@ def show_entries(key: str, entries: Sequence[Entry]) -> None:
     if not entries:
         console.print(Text(f"{key}: nothing is kept", "yellow"))
     for entry in entries:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(style="cyan")
-        table.add_column()
         for name, said in _said_of(entry):
-            table.add_row(name, said)
-        console.print(table)
+            if said:
+                console.print(_line(name, said), soft_wrap=True)
         if entry is not entries[-1]:
             console.print()
     if body := next((entry.body for entry in entries if entry.body is not None), None):
@@ -225,7 +223,7 @@ def _console() -> Console:
 
 
 def _line(name: str, said: str | Text) -> Text:
-    return Text.assemble((f"{name:<12}", "cyan"), said)
+    return Text.assemble((f"{name:<{NAME_CHARS}}", "cyan"), said)
 
 
 def _size(number: float) -> str:

@@ -304,7 +304,7 @@ async def test_memory_is_asked_of_its_server(
         where = ("--config", config, "--admin", address)
         assert 0 == await run("stats", *where)
         shown = capsys.readouterr().out
-        assert "memory      4 answers, " in shown
+        assert "memory         4 answers, " in shown
         assert 0 == await run("get", key().decode(), *where)
         shown = capsys.readouterr().out
         assert "demo-7b" in shown
@@ -332,8 +332,8 @@ async def test_figures_are_those_of_the_process(
     async with serving(None, telemetry.registry) as address:
         assert 0 == await run("stats", "--config", written(tmp_path), "--admin", address)
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("redis get   0.38 ms half of them") for line in lines)
-    assert "breaker     open" in lines
+    assert any(line.startswith("redis get      0.38 ms half of them") for line in lines)
+    assert "breaker        open" in lines
     assert any(line.startswith("faq ") for line in lines)
 
 
@@ -350,7 +350,7 @@ async def test_two_levels_are_cleared_from_below(
         assert 0 == await run("purge", "--tenant", ANNE, *where)
     shown = capsys.readouterr().out
     assert "3 answers are gone, and 4 counts of sightings" in shown
-    assert "memory      3 answers are gone" in shown
+    assert "memory         3 answers are gone" in shown
     assert "other replicas may give copies for 7.0 s yet" in shown
     assert [key(tenant=BEN)] == memory.keys()
 
