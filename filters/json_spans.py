@@ -20,20 +20,20 @@ def spans(raw: bytes, wanted: Container[Path]) -> dict[Path, tuple[int, int]]:
     of a few regular expressions for each token.
     """
     found: dict[Path, tuple[int, int]] = {}
-    steps: list[str | int] = []
+    steps: list[str | int | None] = []
     begun = ended = 0
     for token in _TOKEN.finditer(raw):
         start = token.start()
         match raw[start]:
             case 0x7B:  # {
-                steps.append("")  # no member's name yet
+                steps.append(None)  # no member's name yet
             case 0x5B:  # [
                 steps.append(0)
             case 0x7D | 0x5D:  # } ]
                 steps.pop()
             case 0x2C:  # ,
                 last = steps[-1]
-                steps[-1] = last + 1 if isinstance(last, int) else ""
+                steps[-1] = last + 1 if isinstance(last, int) else None
             case 0x3A:  # :
                 steps[-1] = parse(raw[begun:ended])
             case _:

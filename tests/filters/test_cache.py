@@ -11,6 +11,7 @@ from filters.cache import CacheFilter
 from filters.cache_settings import CacheConfig
 from filters.dialects import DIALECTS
 from filters.document import encode, parse
+from filters.errors import FilterError
 from filters.json_spans import spans
 from filters.units import Duration, Size
 from tests.exchanges import CHATS, answer, ask, exchange_of, reply_head
@@ -307,6 +308,113 @@ def test_an_answer_of_too_many_bytes_is_let_go_early() -> None:
     gateway.send(huge, answer("openai.chat", "x" * 200_000))
     assert "size" == huge.notes["cache.skip"]
     assert {} == gateway.store.values
+
+
+@pytest.mark.parametrize(
+    ("directive", "status"),
+    [
+        ("no-cache", "forebay; fwd=request"),
+        ("max-age=1", "forebay; fwd=request"),
+        ("min-fresh=299", "forebay; fwd=request"),
+        ("max-stale=60, max-age=60, min-fresh=60", "forebay; hit; ttl="),
+        ("only-if-cached", "forebay; hit; ttl="),
+    ],
+)
+def test_cache_status_says_why_a_request_went_on(directive: str, status: str) -> None:
+    """RFC 9211: there was an answer, but none the client takes; or there was none."""
+    gateway = Gateway()
+    missed = ask("openai.chat", "why?", headers={"cache-control": "max-age=1"})
+    gateway.send(missed, answer("openai.chat"))
+    assert "forebay; fwd=miss" == missed.client_headers["cache-status"]
+    gateway.clock.advance(5)
+    exchange = ask("openai.chat", "why?", headers={"cache-control": directive})
+    _, verdict = gateway.look_up(exchange)
+    headers = verdict.headers if isinstance(verdict, Answer) else exchange.client_headers
+    assert headers["cache-status"].startswith(status)
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "failing", "x_cache", "detail"),
+    [
+        ("only-if-cached", {}, False, "MISS", "only-if-cached"),
+        ("only-if-cached, no-cache", {}, False, "MISS", "only-if-cached"),
+        ("only-if-cached, no-store", {}, False, "BYPASS", "no-store"),
+        ("only-if-cached", {"more": {"n": 2}}, False, "BYPASS", "choices"),
+        ("only-if-cached", {}, True, "BYPASS", "store"),
+    ],
+)
+def test_who_wants_only_what_is_stored_is_told_that_nothing_is(
+    headers: str, options: dict[str, Any], failing: bool, x_cache: str, detail: str
+) -> None:
+    """RFC 9111, 5.2.1.7: 504, whatever the reason; nothing went on, and nothing is counted."""
+    gateway = Gateway()
+    gateway.store.failing = failing
+    exchange = ask("openai.chat", "why?", headers={"cache-control": headers}, **options)
+    with pytest.raises(FilterError) as refused:
+        gateway.look_up(exchange)
+    assert 504 == refused.value.status
+    told = exchange.client_headers
+    assert (x_cache, f"forebay; detail={detail}") == (told["x-cache"], told["cache-status"])
+    assert {} == gateway.store.sightings
+
+
+def test_an_answer_that_calls_a_tool_is_kept_only_where_the_profile_says_so() -> None:
+    """A call that is made again may do something twice; declared tools alone do nothing."""
+    reply = parse(answer("openai.chat"))
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    choice = reply["choices"][0]
+    choice |= {"finish_reason": "tool_calls", "message": {"content": None, "tool_calls": [call]}}
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    for allowed, body, kept in (
+        (False, answer("openai.chat"), True),
+        (False, encode(reply), False),
+        (True, encode(reply), True),
+    ):
+        gateway = Gateway(CacheConfig(admit_after=1, any_temperature=True, tools=allowed))
+        gateway.send(ask("openai.chat", "why?", more=tools), body)
+        assert kept is isinstance(
+            gateway.look_up(ask("openai.chat", "why?", more=tools))[1], Answer
+        )
+
+
+LONG = "word " * 500
+TOOL_RESULT = {"role": "tool", "tool_call_id": "1", "content": "r"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "ttl_s"),
+    [
+        ([{"role": "user", "content": "q"}], 300),
+        ([{"role": "system", "content": LONG}, {"role": "user", "content": "q"}], 300),
+        ([{"role": "user", "content": LONG}], 120),
+        ([{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}], 120),
+        ([TOOL_RESULT, {"role": "user", "content": "q"}], 120),
+        ([{"role": "user", "content": [IMAGE]}], 120),
+    ],
+    ids=["question", "system", "document", "conversation", "tool", "image"],
+)
+def test_what_rests_on_more_than_a_question_is_kept_for_a_shorter_time(
+    messages: list[Any], ttl_s: int
+) -> None:
+    """What it rests on may be another soon."""
+    gateway = Gateway()
+    gateway.send(ask("openai.chat", "", more={"messages": messages}), answer("openai.chat"))
+    ((ends_ns, _),) = gateway.store.values.values()
+    left_s = (ends_ns - gateway.clock.monotonic_ns()) / 1e9
+    assert ttl_s * 0.9 <= left_s <= ttl_s
+
+
+def test_a_shorter_ttl_holds_for_what_is_stored_already() -> None:
+    """What the settings say counts, not what they said when it was stored."""
+    gateway = Gateway()
+    gateway.send(ask("openai.chat", "why?"), answer("openai.chat"))
+    gateway.config = CacheConfig(admit_after=1, any_temperature=True, ttl=Duration("10s"))
+    gateway.clock.advance(9)
+    hit = gateway.look_up(ask("openai.chat", "why?"))[1]
+    assert "forebay; hit; ttl=1" == hit.headers["cache-status"]
+    gateway.clock.advance(1)
+    assert CONTINUE is gateway.look_up(ask("openai.chat", "why?"))[1]
 
 
 @pytest.mark.parametrize(
