@@ -142,6 +142,7 @@ class RedisNode:
             _settle(call, BYPASSED)
         self._waiting.clear()
         for connection in self._connections:
+            _abort(_writer_of(connection))
             await connection.disconnect()
 
     def _send(self) -> None:
@@ -218,6 +219,28 @@ async def _exchange(connection: AbstractConnection, calls: Sequence[Call]) -> No
     if stale:  # the server closed it meanwhile
         await connection.disconnect(nowait=True)
         await connection.connect()  # type: ignore[no-untyped-call] # redis-py's
+    writer = _writer_of(connection)  # redis-py forgets it when it closes the connection
+    try:
+        await _write_and_read(connection, calls)
+    except BaseException:
+        _abort(writer)
+        raise
+
+
+def _writer_of(connection: AbstractConnection) -> asyncio.StreamWriter | None:
+    return connection._writer  # noqa: SLF001 - there is no other way to close it at once
+
+
+def _abort(writer: asyncio.StreamWriter | None) -> None:
+    """Close a connection at once.
+
+    redis-py's way waits until a server that may take nothing has taken what was to be sent.
+    """
+    if writer is not None:
+        writer.transport.abort()
+
+
+async def _write_and_read(connection: AbstractConnection, calls: Sequence[Call]) -> None:
     commands = [command for call in calls for command in call.commands]
     await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     for call in calls:

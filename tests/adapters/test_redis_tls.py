@@ -104,6 +104,7 @@ async def test_a_server_that_does_not_is_a_port_error(
             await store.get(b"key")
 
 
+@pytest.mark.slow
 async def test_a_server_without_tls_is_a_port_error(tmp_path: Path, proof: Path) -> None:
     """No word goes out in the clear."""
     server = RedisServer(tmp_path)
