@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 import pytest
@@ -46,10 +46,10 @@ class Asked:
     def waits(self) -> bool:
         return self.verdict is None
 
-    def head(self, status: int = 200, **headers: str) -> None:
+    def head(self, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Have the reply begin."""
         head = reply_head(status=status)
-        self.exchange.reply_head = type(head)(status, {**head.headers, **headers})
+        self.exchange.reply_head = type(head)(status, {**head.headers, **(headers or {})})
         drive(self.cache.on_response(self.exchange))
 
     def finish(self, outcome: Outcome = Outcome.COMPLETE, reply: bytes = b"") -> None:
@@ -249,7 +249,7 @@ def test_a_compressed_reply_sends_the_others_on_their_way() -> None:
     """Its bytes say nothing, and the next one's would not either."""
     desk = Desk()
     first, other = desk.ask(), desk.ask()
-    first.head(**{"content-encoding": "gzip"})
+    first.head(headers={"content-encoding": "gzip"})
     other.go_on()
     assert Boarding.ALONE == other.exchange.notes["cache.flight"]
 
