@@ -18,13 +18,13 @@ INCOMPLETE: Final = "incomplete"
 
 
 def result_of(facts: Facts) -> str | None:
-    """Return whether an exchange's answer was stored, or why not; None where it had none."""
+    """Return whether a miss's answer was stored, or why not; None where it had none."""
     notes = facts.notes
     if "cache.stored" in notes:
         return STORED
     if "cache.skip" in notes:
         return reason_of(notes["cache.skip"])
-    if notes.get("cache") != "miss" or "cache.sightings" not in notes:
+    if "cache.sightings" not in notes:
         return None
     if facts.status not in (0, 200):
         return STATUS

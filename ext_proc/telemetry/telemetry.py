@@ -225,24 +225,24 @@ class Telemetry:
 
     def _count_cache(self, facts: Facts, outcome: str) -> None:
         notes, metrics, profile = facts.notes, self.metrics, facts.profile
-        metrics.cache[profile, outcome].inc()
-        if result := result_of(facts):
-            metrics.admissions[profile, result].inc()
+        metrics.cache.add((profile, outcome))
+        if outcome == "miss" and (result := result_of(facts)):
+            metrics.admissions.add((profile, result))
         saved = 0
         for key, direction in SAVED.items():
             if isinstance(tokens := notes.get(key), int) and tokens > 0:
-                metrics.saved_tokens[profile, direction].inc(tokens)
+                metrics.saved_tokens.add((profile, direction), tokens)
                 saved += tokens
         if saved:
             metrics.tokens["saved", profile, facts.quality].inc(saved)
         if isinstance(saved_ms := notes.get(SAVED_MS), int) and saved_ms > 0:
-            metrics.saved_seconds[(profile,)].inc(saved_ms / 1000)
+            metrics.saved_seconds.add((profile,), saved_ms / 1000)
 
     def caches(self, profile: str) -> None:
         """Show a profile's outcomes from the start: a rate misses the first count of a series."""
         for outcome in CACHE_OUTCOMES:
-            self.metrics.cache[profile, outcome].inc(0)
-        self.metrics.admissions[profile, STORED].inc(0)
+            self.metrics.cache.add((profile, outcome), 0)
+        self.metrics.admissions.add((profile, STORED), 0)
 
     # --- What went wrong -------------------------------------------------------------------------
 

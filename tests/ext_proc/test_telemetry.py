@@ -648,6 +648,16 @@ def test_what_did_not_happen_yet_counts_zero(books: Books) -> None:
     ]
 
 
+def test_too_many_profiles_are_counted_together(books: Books) -> None:
+    """A guard against a mistake: profiles come from the settings."""
+    for number in range(MOST_CHILDREN + 2):
+        books.telemetry.metrics.cache.add((f"p{number}", "hit"))
+    assert [1, 2] == [
+        books.value("cache_total", profile=f"p{MOST_CHILDREN - 1}", outcome="hit"),
+        books.value("cache_total", profile="other", outcome="other"),
+    ]
+
+
 def test_a_value_kept_elsewhere_is_read_when_metrics_are(books: Books) -> None:
     """The store's size, for one."""
     sizes = [10.0]
