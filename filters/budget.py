@@ -90,10 +90,11 @@ class BudgetFilter(Filter[BudgetConfig]):
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
         turns = exchange.prompt.turns()
-        if sum(len(turn.texts) for turn in turns) > MOST_TEXTS:
+        all_texts = [text for turn in turns for text in turn.texts]
+        if len(all_texts) > MOST_TEXTS:
             self._skip(exchange, "size")
             return CONTINUE
-        said = [text.value for turn in turns for text in turn.texts]
+        said = [text.value for text in all_texts]
         tokens = self._count(said, exchange.prompt.model)
         exchange.note("budget.tokens", tokens)
         if tokens <= self.config.limit:
@@ -128,6 +129,8 @@ class BudgetFilter(Filter[BudgetConfig]):
         Long ones are counted from samples, and those that are too long to be shortened not at all.
         """
         tokens, limit = about_tokens(said, self.ports.tokens.estimate), self.config.limit
+        if tokens * DOUBT_SAMPLED < limit:
+            return tokens
         chars = sum(map(len, said))
         doubt = DOUBT if chars <= MOST_WHOLE_CHARS else DOUBT_SAMPLED
         if tokens > limit * doubt or tokens * doubt < limit or chars > MOST_CHARS_APART:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from filters.api import CONTINUE, Config, Exchange, Filter, Role, Text, Turn, Verdict
-from filters.bounds import is_too_much
+from filters.bounds import MOST_CHARS, MOST_TEXTS
 from filters.cleaning import RULES, Edit, Passage, clean_passages
 from filters.document import encode
 from filters.drops import DropRule, Rule, TooMuch, compile_rule, drop_fields
@@ -91,12 +91,13 @@ class CleanFilter(Filter[CleanConfig]):
     async def _clean(self, exchange: Exchange) -> None:
         texts, passages, systems = self._read(exchange.prompt.turns())
         originals = [passage.value for passage in passages]
-        if is_too_much(originals):
+        chars = sum(map(len, originals))
+        if chars > MOST_CHARS or len(originals) > MOST_TEXTS:
             exchange.note("clean.skip", "size")
             return
         talks = exchange.dialect.operation != "embeddings"
         rules = self.prepared.rules if talks else self.prepared.of_one_text
-        if sum(map(len, originals)) <= MOST_CHARS_HERE:
+        if chars <= MOST_CHARS_HERE:
             cleaned = clean_passages(passages, rules, systems)
         else:
             run = self.ports.workers.run
@@ -133,10 +134,11 @@ class CleanFilter(Filter[CleanConfig]):
         for index, turn in enumerate(turns):
             answers += turn.role is _ASSISTANT
             for text in turn.texts:
-                if text.role is _USER:
+                role = text.role
+                if role is _USER:
                     texts.append(text)
                     passages.append(Passage(text.value, index, answers))
-                elif text.role is _SYSTEM:
+                elif role is _SYSTEM:
                     systems.append(text.value)
                     if self.config.system:
                         texts.append(text)

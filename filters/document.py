@@ -99,6 +99,8 @@ class Document:
     def get(self, path: Path, default: Json = None) -> Json:
         """Return the value at `path`, or `default` when there is none."""
         node: Json = self.root
+        if len(path) == 1:  # most parameters, most of them absent: an exception takes 0.6 us
+            return node.get(path[0], default)
         try:
             for step in path:
                 if node.__class__ is str:  # the one scalar that an index does not refuse

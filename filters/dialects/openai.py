@@ -90,11 +90,11 @@ def limit_effort(document: Document, at: Path, model: str, most: Thinking) -> bo
     Of OpenAI's models only those from gpt-5.1 on know `none`, and only gpt-5 knows `minimal`
     (https://developers.openai.com/api/docs/guides/reasoning); the others get `low`.
     """
-    if _PRO.search(model):
+    asked = document.get(at)
+    if (asked is None and not most.always) or _PRO.search(model):
         return False
     known = _KNOWS_NONE if most.effort is Effort.NONE else _KNOWS_MINIMAL
     effort = most.effort if known.search(model) else at_least(most.effort, Effort.LOW)
-    asked = document.get(at)
     if asked is None and most.always and thinks(model):
         instead: str | None = effort.value
     else:
