@@ -107,7 +107,7 @@ async def test_no_request_is_lost_when_forebay_is_killed(
 
         async def stream(number: int, profile: str) -> bool:
             whole, sse = _stream_of(number)
-            asked = ask_for(CHAT, f"Why is basin {number} calm?", stream=True)
+            asked = ask_for(CHAT, f"Why is river {number} calm?", stream=True)
             reply = await call(asked, profile, None, sse=sse)
             return (reply.status, reply.cut, reply.body) == (200, False, whole)
 
