@@ -59,6 +59,8 @@ class CacheFilter(Filter[CacheConfig]):
 
     _key: bytes = b""
     _seat: Seat | None = None
+    _broken: bool = False
+    _sightings: int = 0
     _admitted: bool = False
     _collecting: bool = False
     _size: int = 0
@@ -73,53 +75,70 @@ class CacheFilter(Filter[CacheConfig]):
             return self._bypass(exchange, reason, directives)
         self._key = cache_key(exchange, self.prepared)
         exchange.note("cache.key", self._key.decode())
-        failed = False
-        try:
-            if directives.no_cache:
-                self._forward = REQUEST
-            else:
-                stored = await self.ports.store.get(self._key)
-                if stored and (hit := self._hit(exchange, stored, directives)):
-                    return hit
-        except PortError as error:
-            exchange.note("cache.store", str(error))
-            failed = True
+        if hit := await self._stored(exchange, directives):
+            return hit
         if directives.only_if_cached:
-            raise self._not_stored(exchange, "store" if failed else "")
-        # What this asks elsewhere goes with the sighting: both are begun before one is waited for.
-        seat = None if directives.no_cache else self._board(exchange)
-        sightings = 0
-        try:
-            if not failed:
-                sightings = await self.ports.store.sighted(
-                    self._key, self.config.window, self.config.admit_after
-                )
-        except PortError as error:
-            exchange.note("cache.store", str(error))
-            failed = True
+            raise self._not_stored(exchange, "store" if self._broken else "")
+        seat = await self._counted(exchange, directives)
         if seat and (hit := await self._shared(exchange, seat, directives)):
             return hit
-        if failed:
+        if self._admitted:
+            exchange.need(Need.REPLY)
+        elif seat and seat.boarding is Boarding.LEADS:
+            exchange.need(Need.HEAD)
+        if self._broken:
             return self._bypass(exchange, "store", directives)
         exchange.client_headers["x-cache"] = "MISS"
         exchange.upstream_headers["x-cache"] = "MISS"
         exchange.client_headers["cache-status"] = f"forebay; fwd={self._forward}"
         self._asked_ns = self.ports.clock.monotonic_ns()
         exchange.note("cache", "miss")
-        exchange.note("cache.sightings", sightings)
-        if sightings >= self.config.admit_after:
-            self._admitted = True
-            exchange.need(Need.REPLY)
+        exchange.note("cache.sightings", self._sightings)
         return CONTINUE
 
-    def _board(self, exchange: Exchange) -> Seat | None:
-        """Take a place among those who ask the same; none where the profile has nobody wait."""
-        coalesce = self.config.coalesce
-        if not coalesce.wait:
+    async def _stored(
+        self, exchange: Exchange, directives: cache_control.Directives
+    ) -> Answer | None:
+        """Return what the store has for this client."""
+        if directives.no_cache:
+            self._forward = REQUEST
             return None
-        size = len(exchange.prompt.document.raw)
-        self._seat = self.ports.flights.board(self._key, room=coalesce.room, size=size)
+        try:
+            stored = await self.ports.store.get(self._key)
+        except PortError as error:
+            exchange.note("cache.store", str(error))
+            self._broken = True
+            return None
+        return self._hit(exchange, stored, directives) if stored else None
+
+    async def _counted(
+        self, exchange: Exchange, directives: cache_control.Directives
+    ) -> Seat | None:
+        """Count a sighting; return a place among those who ask the same, for one that takes part.
+
+        Where all do, what a flight asks elsewhere goes with the sighting: both begin before one is
+        awaited.
+        """
+        config = self.config
+        takes_part = bool(config.coalesce.wait) and not directives.no_cache
+        if takes_part and (config.coalesce.rare or config.admit_after == 1):
+            self._seat = self._board(exchange)
+        if not self._broken:
+            store = self.ports.store
+            try:
+                self._sightings = await store.sighted(self._key, config.window, config.admit_after)
+            except PortError as error:
+                exchange.note("cache.store", str(error))
+                self._broken = True
+            self._admitted = self._sightings >= config.admit_after
+        if takes_part and self._admitted and self._seat is None:
+            self._seat = self._board(exchange)
         return self._seat
+
+    def _board(self, exchange: Exchange) -> Seat:
+        """Take a place among those who ask the same."""
+        size = len(exchange.prompt.document.raw)
+        return self.ports.flights.board(self._key, room=self.config.coalesce.room, size=size)
 
     async def _shared(
         self, exchange: Exchange, seat: Seat, directives: cache_control.Directives
@@ -129,8 +148,6 @@ class CacheFilter(Filter[CacheConfig]):
         note_flight(exchange, seat)
         if value and (hit := self._hit(exchange, value, directives)):
             return collapsed(hit)
-        if seat.boarding is Boarding.LEADS:
-            exchange.need(Need.HEAD)
         return None
 
     async def on_response(self, exchange: Exchange) -> None:

@@ -17,12 +17,17 @@ _FAILED: Final = frozenset(("incomplete", "error", "None"))
 
 
 class Coalesce(Config, frozen=True):
-    """How long, and how many, wait for an answer that another one went for."""
+    """Who waits for an answer that another one went for: those whose answers are kept."""
 
     wait: Duration = Duration("10s")
     """Who waited so long goes alone; 0s: nobody waits."""
     room: Annotated[int, msgspec.Meta(ge=1, le=4_000)] = 1_000
     """At most so many wait for one answer."""
+    rare: bool = False
+    """Also those who were not seen often enough to be kept: the head of every reply is looked at.
+
+    A miss costs a quarter more then, and Forebay holds it until the model answers.
+    """
 
 
 def is_for_nobody(why: str) -> bool:

@@ -18,7 +18,7 @@ from tests.exchanges import CHATS, answer, ask, reply_head
 from tests.fakes import FakeClock, FakeFlights, FakeStore, PortWait, drive, fake_ports
 
 CHAT: Final = "openai.chat"
-RARE: Final = CacheConfig(any_temperature=True)
+RARE: Final = CacheConfig(any_temperature=True, coalesce=Coalesce(rare=True))
 """Nothing is kept at its first sighting."""
 OFTEN: Final = CacheConfig(any_temperature=True, admit_after=1)
 
@@ -116,6 +116,18 @@ def test_the_others_get_what_the_first_was_told_in_their_own_form(
     assert Need.NOTHING is other.exchange.needs
     other.finish(Outcome.ANSWERED)
     assert {} == desk.flights.flights
+
+
+def test_by_default_a_question_is_not_waited_for_before_it_is_worth_keeping() -> None:
+    """What is asked once costs what it costs without others: nothing of its reply is seen."""
+    desk = Desk(CacheConfig(any_temperature=True, admit_after=3))
+    asked = [desk.ask() for _ in range(5)]
+    expected = [Need.NOTHING, Need.NOTHING, Need.REPLY, Need.NOTHING, Need.NOTHING]
+    assert expected == [one.exchange.needs for one in asked]
+    assert [False, False, False, True, True] == [one.waits for one in asked]
+    asked[2].head()
+    asked[2].finish(reply=answer(CHAT))
+    assert ["HIT"] * 2 == [shared(one).headers["x-cache"] for one in asked[3:]]
 
 
 def test_what_is_shared_at_its_first_sighting_is_not_kept() -> None:
@@ -224,20 +236,20 @@ def test_when_the_answer_is_none_the_next_asks(reply: bytes) -> None:
 )
 def test_when_the_answer_is_for_nobody_else_all_ask_at_once(reply: bytes) -> None:
     """The next one would be no better: nobody waits for that."""
-    desk = Desk(CacheConfig(any_temperature=True, max_answer=Size("1KiB")))
+    desk = Desk(CacheConfig(any_temperature=True, admit_after=1, max_answer=Size("1KiB")))
     first, *others = (desk.ask() for _ in range(4))
     first.head()
     first.finish(reply=reply)
     for other in others:
         other.go_on()
-        assert (CONTINUE, Need.NOTHING) == (other.verdict, other.exchange.needs)
+        assert (CONTINUE, Need.REPLY) == (other.verdict, other.exchange.needs)
         assert Boarding.ALONE == other.exchange.notes["cache.flight"]
         assert "MISS" == other.exchange.client_headers["x-cache"]
 
 
 def test_an_answer_that_grows_too_long_holds_nobody_up_to_its_end() -> None:
     """The others go as soon as that is known."""
-    desk = Desk(CacheConfig(any_temperature=True, max_answer=Size("1KiB")))
+    desk = Desk(CacheConfig(any_temperature=True, admit_after=1, max_answer=Size("1KiB")))
     first, other = desk.ask(), desk.ask()
     first.head()
     list(first.cache.on_delta(first.exchange, Delta(b"x" * 10_000)))
@@ -278,7 +290,7 @@ def test_who_waited_long_enough_goes_alone() -> None:
 
 def test_who_finds_no_room_goes_alone_at_once() -> None:
     """The profile says how many may wait for one answer."""
-    desk = Desk(CacheConfig(any_temperature=True, coalesce=Coalesce(room=1)))
+    desk = Desk(CacheConfig(any_temperature=True, coalesce=Coalesce(room=1, rare=True)))
     _, waiting, full = (desk.ask() for _ in range(3))
     assert waiting.waits
     assert (CONTINUE, "full") == (full.verdict, full.exchange.notes["cache.flight"])
@@ -309,7 +321,7 @@ def test_who_takes_stored_answers_only_does_not_wait() -> None:
 
 def test_a_profile_without_waiting_has_nobody_wait() -> None:
     """Nor does anybody need more of its reply than without it."""
-    desk = Desk(CacheConfig(any_temperature=True, coalesce=Coalesce(wait=Duration("0s"))))
+    desk = Desk(CacheConfig(any_temperature=True, coalesce=Coalesce(Duration("0s"), rare=True)))
     both = [desk.ask(), desk.ask()]
     assert [(CONTINUE, Need.NOTHING)] * 2 == [(one.verdict, one.exchange.needs) for one in both]
     assert {} == desk.flights.flights
