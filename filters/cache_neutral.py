@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from filters.api import Exchange, Parameter, Role, Turn
+from filters.api import Exchange, Parameter, Prompt, Role, Turn
 from filters.bounds import is_too_much
 from filters.cache_folding import fold_white_space
 from filters.cache_rules import VARIANT_HEADERS, Ignored, dropped_members, variant_query
@@ -20,8 +20,14 @@ _NUMBERS: Final = (
     Parameter.SEED,
 )
 _ROLES: Final = (Role.SYSTEM, Role.USER, Role.ASSISTANT)
-# Without these a provider is asked as usual; each other one may change what it does.
-_USUAL_HEADERS: Final = {":authority": None, "anthropic-version": "2023-06-01"}
+# Both versions answer a plain question in the same form; the later one refuses to be told how to
+# sample: https://platform.claude.com/docs/en/api/versioning
+_VERSION: Final = "anthropic-version"
+_VERSIONS: Final = ("2023-06-01", "2026-10-21")
+# Each of the others may change what a provider does.
+_UNUSUAL_HEADERS: Final = tuple(
+    name for name in VARIANT_HEADERS if name not in (":authority", _VERSION)
+)
 _TEXT_KINDS: Final = frozenset(("text", "input_text", "output_text"))
 
 
@@ -47,19 +53,26 @@ def neutral_request(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Jso
     place = form.path.fullmatch(head.path.partition("?")[0]) if form else None
     if form is None or place is None or prompt.stateful or variant_query(head.path):
         return None
-    for name in VARIANT_HEADERS:
-        value = head.headers.get(name)
-        if value and _USUAL_HEADERS.get(name, "") not in (None, value):
-            return None
-    root = prompt.document.root
+    headers, root = head.headers, prompt.document.root
+    if any(map(headers.get, _UNUSUAL_HEADERS)):
+        return None
+    version = headers.get(_VERSION)
+    if version and (version not in _VERSIONS or (version == _VERSIONS[1] and _is_steered(prompt))):
+        return None
     members = root.keys() - dropped_members(exchange, ignore)
     if not members <= form.members or not form.is_plain(root):
         return None
     turns, parameters = _said(prompt.turns()), _parameters(exchange)
     if turns is None or parameters is None:
         return None
-    authority = head.headers.get(":authority", "")
+    authority = headers.get(":authority", "")
     return "any chat", authority, place[1], prompt.model, turns, parameters
+
+
+def _is_steered(prompt: Prompt) -> bool:
+    return any(
+        prompt.parameter(name) is not None for name in (Parameter.TEMPERATURE, Parameter.TOP_P)
+    )
 
 
 def _said(turns: Json) -> list[Json] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from typing import Final
+from typing import Any, Final
 
 from filters.document import Path, parse
 
@@ -20,7 +20,7 @@ def spans(raw: bytes, wanted: Container[Path]) -> dict[Path, tuple[int, int]]:
     of a few regular expressions for each token.
     """
     found: dict[Path, tuple[int, int]] = {}
-    steps: list[str | int | None] = []
+    steps: list[Any] = []
     begun = ended = 0
     for token in _TOKEN.finditer(raw):
         start = token.start()

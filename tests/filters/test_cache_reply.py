@@ -251,6 +251,8 @@ def test_what_one_provider_alone_may_act_on_makes_no_question_of_all(
     "difference",
     [
         {"headers": {"anthropic-beta": "b"}},
+        {"headers": {"anthropic-version": "2024-01-01"}},
+        {"headers": {"anthropic-version": "2026-10-21"}},  # which refuses a temperature
         {"headers": {"openai-organization": "o"}},
         {"headers": {":authority": "elsewhere"}},
         {"system": "Be brief."},
@@ -266,6 +268,15 @@ def test_differences_count_in_every_dialect(dialect: str, difference: dict[str, 
     cache.keep(plainly(dialect), answer(dialect))
     for other in TALKS:
         assert CONTINUE is cache.ask(plainly(other, **difference))
+
+
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
+def test_versions_that_answer_a_plain_question_alike_share_it(version: str) -> None:
+    """Where nothing says how to sample, all known ones do."""
+    cache = Kept(across_dialects=True)
+    cache.keep(ask("openai.chat", "why?", more={"max_tokens": 100}), answer("openai.chat"))
+    headers = {"anthropic-version": version}
+    assert isinstance(cache.ask(ask("anthropic.messages", "why?", headers=headers)), Answer)
 
 
 def test_a_completion_is_no_answer_to_a_question() -> None:

@@ -145,7 +145,8 @@ def test_white_space_in_prose_makes_no_other_key(dialect: str, data: st.DataObje
 def test_what_is_known_of_the_exchange_counts(case: Path, field: str) -> None:
     """Whose it is, how it was prepared, and under which settings."""
     body = load(case / "request.json")
-    assert cache_key(exchange(case, body)) != cache_key(exchange(case, body, **{field: "other"}))
+    others: dict[str, Any] = {field: "other"}
+    assert cache_key(exchange(case, body)) != cache_key(exchange(case, body, **others))
 
 
 # --- What a profile may say ----------------------------------------------------------------------
