@@ -34,12 +34,14 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-def settings(
-    wait: str = LONG, redis: str = "", transport: str = "", profile: str = PROFILE
-) -> Edit:
+def settings(wait: str = LONG, redis: str = "", transport: str = "", rare: str = "") -> Edit:
+    """Return settings in which the profile `rare` has those wait too whose answers are not kept."""
+
     def edit(tree: dict[str, Any]) -> None:
         forebay = tree["node"]["metadata"]["forebay"]
-        forebay["profiles"][profile]["cache"]["coalesce"] = {"wait": wait}
+        forebay["profiles"][PROFILE]["cache"]["coalesce"] = {"wait": wait}
+        if rare:
+            forebay["profiles"][rare]["cache"]["coalesce"] = {"wait": wait, "rare": True}
         if redis:
             forebay["store"] = {"redis": {"url": redis, "timeout": PATIENT}}
         if transport:
@@ -177,7 +179,7 @@ async def test_an_answer_that_is_not_worth_keeping_is_shared_all_the_same(
     question: str,
 ) -> None:
     """It is handed over, here and to another server, and the next to ask is the model's again."""
-    edit = settings(redis=redis_server.url, profile="default")
+    edit = settings(redis=redis_server.url, rare="default")
     with ExitStack() as stack:
         two = [stack.enter_context(gateways.open(pools=held.pools, edit=edit)) for _ in range(2)]
         crowd = Crowd(http, question, *two)
