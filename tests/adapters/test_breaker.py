@@ -75,3 +75,13 @@ def test_a_probe_that_never_reports_is_followed_by_another() -> None:
     breaker = opened()
     breaker.allows(130)
     assert [False, True] == [breaker.allows(now) for now in (229, 230)]
+
+
+def test_whether_it_would_allow_is_told_without_letting_anything_through() -> None:
+    """Who has a choice looks first; the probe is still to come."""
+    breaker = Breaker(1, 10)
+    assert breaker.would_allow(0)
+    breaker.failed(0, 5)
+    assert [False, True, True] == [breaker.would_allow(now) for now in (14, 15, 15)]
+    assert (BreakerState.OPEN, True) == (breaker.state, breaker.allows(15))
+    assert not breaker.would_allow(15)

@@ -82,6 +82,18 @@ async def test_servers_that_take_connections_are_not_spoken_of() -> None:
         assert [] == await up.find_doubts(settings, Target("127.0.0.1", port))
 
 
+async def test_one_server_of_several_that_takes_connections_is_enough(dead_port: int) -> None:
+    """It knows the others, of a cluster as of Sentinels."""
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as one:
+        port = one.sockets[0].getsockname()[1]
+        places = f"127.0.0.1:{dead_port},127.0.0.1:{port}"
+        assert [] == await up.find_doubts(with_redis(f"redis+cluster://{places}"), None)
+    gone = f"redis+sentinel://127.0.0.1:{dead_port},127.0.0.1:{dead_port}/answers"
+    assert [
+        f"Redis at {gone} does not answer: answers are not kept until it does"
+    ] == await up.find_doubts(with_redis(gone), None)
+
+
 async def test_a_name_that_dns_cannot_hold_does_not_answer() -> None:
     """It is no reason to end."""
     (doubt,) = await up.find_doubts(with_redis("redis://a..test"), None)
