@@ -68,14 +68,14 @@ def show_stats(
         console.print(
             _line(
                 "redis",
-                f"{about}{kept.entries:,} answers, {_size(kept.bytes)}{servers}; "
+                f"{about}{_answers(kept.entries)}, {_size(kept.bytes)}{servers}; "
                 f"{about}{kept.patterns:,} requests counted",
             )
         )
         counted = kept.profiles
     if memory:
         room = f"{_size(memory['bytes'])} of {_size(memory['room'])}"
-        console.print(_line("memory", f"{memory['entries']:,} answers, {room}"))
+        console.print(_line("memory", f"{_answers(memory['entries'])}, {room}"))
         counted = counted or memory["profiles"]
     profiles = figures["profiles"] if figures else {}
     if names := sorted({*counted, *profiles}):
@@ -196,13 +196,15 @@ def _said_of(entry: Entry) -> list[tuple[str, str]]:
 def show_purge(report: dict[str, Any], settings: Settings, server: CacheServer) -> None:
     """Print how much was let go of, and what may still be elsewhere."""
     console = _console()
-    done = "would go" if report["dry_run"] else "are gone"
+    done = "would go" if report["dry_run"] else "gone"
     redis: Purged | None = report["redis"]
     if redis is not None:
-        counts = f"{redis.entries:,} answers {done}, and {redis.others:,} counts of sightings"
-        console.print(_line("redis", f"{counts}, in {report['seconds']:.1f} s"))
+        others = f"{redis.others:,} names that go with them"
+        took = f"in {report['seconds']:.1f} s"
+        console.print(_line("redis", f"{done}: {_answers(redis.entries)} and {others}, {took}"))
     if report["memory"] is not None:
-        console.print(_line("memory", f"{report['memory']:,} answers {done} at {server.address}"))
+        said = f"{done}: {_answers(report['memory'])}, at {server.address}"
+        console.print(_line("memory", said))
     if redis is not None and settings.store.memory is not None:
         longest = _span(settings.store.memory.copy_time)
         who = "other replicas" if report["memory"] is not None else "no server was asked; replicas"
@@ -224,6 +226,10 @@ def _console() -> Console:
 
 def _line(name: str, said: str | Text) -> Text:
     return Text.assemble((f"{name:<{NAME_CHARS}}", "cyan"), said)
+
+
+def _answers(number: int) -> str:
+    return f"{number:,} answer" if number == 1 else f"{number:,} answers"
 
 
 def _size(number: float) -> str:

@@ -349,8 +349,8 @@ async def test_two_levels_are_cleared_from_below(
         assert ["memory", "redis"] == [entry["place"] for entry in found]
         assert 0 == await run("purge", "--tenant", ANNE, *where)
     shown = capsys.readouterr().out
-    assert "3 answers are gone, and 4 counts of sightings" in shown
-    assert "memory         3 answers are gone" in shown
+    assert "redis          gone: 3 answers and 4 names that go with them, in " in shown
+    assert "memory         gone: 3 answers, at 127.0.0.1:" in shown
     assert "other replicas may give copies for 7.0 s yet" in shown
     assert [key(tenant=BEN)] == memory.keys()
 
