@@ -6,6 +6,7 @@ which beginnings of prompts each should have in its cache; the strategies only w
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ from filters.prefix_index import PrefixIndex
 
 STALE_S: Final = 2.0
 """What a replica said longer ago than this says nothing of how it is."""
+
+RECENT_S: Final = 90.0
+"""Work sent so long ago counts for a third of the same work just sent."""
+EXPLORE_S: Final = 0.02
+"""More prefill than that is too much to pay for a look at another replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class Replica:
     owed_at_s: float = 0.0
     tokens: int = 0
     """Tokens of the prompts sent there that have not ended."""
+    worked_s: float = 0.0
+    """Seconds of prefill sent there of late: it fades."""
+    worked_at_s: float = 0.0
 
     def fresh(self, now_s: float) -> Signals | None:
         """Return what it said if that is recent enough."""
@@ -61,6 +70,10 @@ class Replica:
     def owed(self, now_s: float) -> float:
         """Return the seconds of prefill that it owes now: it works them off meanwhile."""
         return max(0.0, self.owed_s - (now_s - self.owed_at_s))
+
+    def worked(self, now_s: float) -> float:
+        """Return the share of its time that it worked on prompts of late, about."""
+        return self.worked_s * math.exp((self.worked_at_s - now_s) / RECENT_S) / RECENT_S
 
 
 @dataclass(slots=True)
@@ -105,10 +118,13 @@ class Strategy(Protocol):
 class Expected:
     """The least expected time to the first token: owed work, own work, and the answers between."""
 
-    def __init__(self, cost: PrefillCost, own_weight: float = 1.5) -> None:
+    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 12.0) -> None:
         self._cost: Final = cost
         self.own_weight = own_weight
         """A prefill done twice also takes room in two caches: it weighs more than waiting does."""
+        self.balance_s = balance_s
+        """What a replica that only works on prompts is worse than an idle one, in seconds: what is
+        asked today comes back tomorrow, so new prefixes and copies go where the least is done."""
 
     def weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
@@ -118,7 +134,10 @@ class Expected:
         seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
         share = cost.decode_s
         return [
-            replica.owed(now_s) + weight * seconds[have] + share * replica.queue(now_s)
+            replica.owed(now_s)
+            + weight * seconds[have]
+            + share * replica.queue(now_s)
+            + self.balance_s * replica.worked(now_s)
             for replica, have in zip(replicas, held, strict=True)
         ]
 
@@ -244,7 +263,7 @@ class Picker:
         ties = [index for index, weight in enumerate(weights) if weight <= best]
         chosen = ties[int(self._rng() * len(ties))] if len(ties) > 1 else ties[0]
         if self.explore and self._rng() < self.explore:
-            chosen = self._other(replicas, chosen, now_s)
+            chosen = self._other(ask, replicas, held, chosen, now_s)
         return self._send(ask, replicas[chosen], held[chosen], now_s)
 
     def started(self, pick: Pick, now_s: float) -> None:
@@ -287,13 +306,23 @@ class Picker:
                     tokens[at] = end
         return tokens
 
-    def _other(self, replicas: Sequence[Replica], chosen: int, now_s: float) -> int:
-        """Return another replica, the less likely the more it has to do."""
-        if len(replicas) < 2:
-            return chosen
-        idle = [1 / (1 + replica.queue(now_s)) for replica in replicas]
-        idle[chosen] = 0.0
-        point = self._rng() * sum(idle)
+    def _other(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], chosen: int, now_s: float
+    ) -> int:
+        """Return another replica, the less likely the more it has to do.
+
+        One that would have to compute much that the chosen one holds is none of them: the copy
+        would also take the place of something else in its cache.
+        """
+        most_s = self.cost.seconds(held[chosen], ask.tokens) + EXPLORE_S
+        idle = [
+            1 / (1 + replica.queue(now_s))
+            if at != chosen and self.cost.seconds(held[at], ask.tokens) <= most_s
+            else 0.0
+            for at, replica in enumerate(replicas)
+        ]
+        total = sum(idle) + 1 / (1 + replicas[chosen].queue(now_s))
+        point = self._rng() * total
         for at, weight in enumerate(idle):
             point -= weight
             if point < 0:
@@ -307,6 +336,8 @@ class Picker:
         expected_s = owed + seconds + self.cost.decode_s * replica.queue(now_s)
         pick = Pick(self._picks, replica, ask, now_s, held, seconds, expected_s)
         replica.owed_s, replica.owed_at_s = owed + seconds, now_s
+        replica.worked_s = replica.worked(now_s) * RECENT_S + seconds
+        replica.worked_at_s = now_s
         replica.picks[pick.number] = pick
         replica.tokens += ask.tokens
         self.index.record(replica.number, ask.names, ask.sizes)

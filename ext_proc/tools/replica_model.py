@@ -5,6 +5,9 @@ takes one, prefills share the rest in the order they came, in chunks. Blocks of 
 stay in memory until their room is needed, least recently used first, and a prompt that begins with
 such blocks is spared their prefill.
 
+The blocks of a chunk can be found from the moment it is planned, as in vLLM: who comes in behind it
+finds them, even in the same step.
+
 One model serves two forms: `simulate` steps it in real time, `bench routing` in virtual time.
 """
 
@@ -50,7 +53,7 @@ class Work:
 
     __slots__ = (
         "answer_tokens", "arrived_s", "cached", "chain", "computed", "finished_s", "first_s",
-        "left", "prompt_tokens", "reserved",
+        "left", "named", "prompt_tokens", "reserved",
     )  # fmt: skip
 
     def __init__(self, chain: Sequence[int], prompt_tokens: int, answer_tokens: int) -> None:
@@ -65,6 +68,8 @@ class Work:
         """Tokens of the prompt that needed no prefill."""
         self.computed = 0
         self.left = answer_tokens
+        self.named = 0
+        """Blocks at the beginning of `chain` that it holds and others can find."""
         self.reserved = 0
         """Blocks of memory that it holds under no name yet."""
 
@@ -152,6 +157,8 @@ class Engine:
         self.waiting: Final[deque[Work]] = deque()
         self.running: Final[list[Work]] = []
         self.busy_s = 0.0
+        self.worked_s = 0.0
+        """What of that went into tokens, not into steps as such."""
         self.prefilled = 0
         """Tokens of prompts that were computed."""
         self._chunks: list[tuple[Work, int]] = []
@@ -163,6 +170,23 @@ class Engine:
     def prefilling(self) -> bool:
         """Whether the step under way has a part of some prompt in it."""
         return bool(self._chunks)
+
+    @property
+    def planned(self) -> dict[int, int]:
+        """The tokens of prompts in the step under way, by the `id` of their requests."""
+        return {id(work): tokens for work, tokens in self._chunks}
+
+    @property
+    def step_s(self) -> float:
+        """How long each step of the plan takes."""
+        return self._step_s
+
+    @property
+    def beside_s(self) -> float:
+        """What a step takes beside prefill: itself, and the answers being written."""
+        hardware, writing = self.hardware, self._writing
+        context = sum(work.prompt_tokens + work.answer_tokens - work.left for work in writing)
+        return hardware.step_s + len(writing) * hardware.decode_s + context * hardware.context_s
 
     @property
     def load(self) -> int:
@@ -209,6 +233,7 @@ class Engine:
     def end(self, now_s: float) -> tuple[list[Work], list[Work]]:
         """Make the plan done; return who wrote a first token, and who is finished."""
         self.busy_s += self._steps * self._step_s
+        self.worked_s += self._steps * max(0.0, self._step_s - self.hardware.step_s)
         firsts: list[Work] = []
         finished: list[Work] = []
         for work in self._writing:
@@ -220,21 +245,47 @@ class Engine:
                 work.first_s = now_s
                 work.left -= 1
                 firsts.append(work)
-                cached = work.cached // BLOCK_TOKENS
-                work.reserved -= self.cache.name(work.prompt_blocks[cached:])
         for work in [*self._writing, *firsts]:
             if work.left <= 0:
                 work.finished_s = now_s
                 finished.append(work)
                 self.running.remove(work)
-                named = len(work.prompt_blocks)
-                work.reserved -= self.cache.name(work.chain[named:])
-                self.cache.release(work.chain, work.reserved)
+                self._name(work, len(work.chain))
+                self._release(work)
         return firsts, finished
+
+    def drop(self, work: Work) -> None:
+        """Forget a request whose client went away; what it computed can still be found."""
+        if work in self.waiting:
+            self.waiting.remove(work)
+        elif work in self.running:
+            self.running.remove(work)
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] is not work]
+            self._writing = [one for one in self._writing if one is not work]
+            self._release(work)
+
+    def clear(self) -> list[Work]:
+        """Forget everything, as a restart does; return the requests that were there."""
+        works = [*self.running, *self.waiting]
+        self.running.clear()
+        self.waiting.clear()
+        self.cache.clear()
+        self._chunks, self._writing, self._steps, self._step_s = [], [], 0, 0.0
+        return works
+
+    def _name(self, work: Work, blocks: int) -> None:
+        """Let others find so many blocks of a request."""
+        work.reserved -= self.cache.name(work.chain[work.named : blocks])
+        work.named = blocks
+
+    def _release(self, work: Work) -> None:
+        self.cache.release(work.chain[: work.named], work.reserved)
+        work.reserved = 0
 
     def _plan_chunk(self, work: Work, room: int, seconds: float) -> tuple[int, float]:
         tokens = min(room, work.prompt_tokens - work.computed)
         self._chunks.append((work, tokens))
+        self._name(work, min(len(work.prompt_blocks), (work.computed + tokens) // BLOCK_TOKENS))
         return room - tokens, seconds + self.hardware.prefill(work.computed, tokens)
 
     def _admit(self, work: Work) -> bool:
@@ -246,6 +297,6 @@ class Engine:
         needed = -(-(work.prompt_tokens + work.answer_tokens) // BLOCK_TOKENS) - held
         if not self.cache.reserve(blocks[:held], needed):
             return False
-        work.reserved = needed
+        work.reserved, work.named = needed, held
         work.cached = work.computed = held * BLOCK_TOKENS
         return True

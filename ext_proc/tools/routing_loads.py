@@ -126,17 +126,17 @@ def _zipf(rng: random.Random, replicas: int) -> Sessions:
 
 
 def _bursts(rng: random.Random, replicas: int) -> Sessions:
-    return _shared(rng, replicas, lambda at_s: 5.4 if at_s % 60 < 12 else 0.77)
+    return _shared(rng, replicas, lambda at_s: 4.2 if at_s % 60 < 12 else 0.7)
 
 
 def _long(rng: random.Random, replicas: int) -> Sessions:
     at_s = 0.0
     for number in count():
-        at_s += rng.expovariate(0.024 * replicas)
+        at_s += rng.expovariate(0.014 * replicas)
         said = Tokens().add(("document", number), rng.randint(15_000, 60_000))
         turns = [
             Turn(rng.randint(30, 200), rng.randint(50, 400), rng.expovariate(1 / 8))
-            for _ in range(rng.randint(3, 9))
+            for _ in range(rng.randint(4, 16))
         ]
         yield at_s, Session(number, said, turns)
 
@@ -145,7 +145,7 @@ def _code(rng: random.Random, replicas: int) -> Sessions:
     prefixes = _prefixes(rng, 6, 3_000, 8_000)
     at_s = 0.0
     for number in count():
-        at_s += rng.expovariate(0.075 * replicas)
+        at_s += rng.expovariate(0.07 * replicas)
         turns = [
             Turn(rng.randint(200, 1_500), rng.randint(50, 500), rng.expovariate(1 / 4))
             for _ in range(rng.randint(6, 20))
@@ -171,12 +171,12 @@ LOADS: Final = {
         ),
         Load(
             "bursts",
-            "the same, seven times as many requests in 12 seconds of every minute",
+            "the same, six times as many requests in 12 seconds of every minute",
             _bursts,
         ),
         Load(
             "long",
-            "documents of 15,000 to 60,000 tokens, three to nine questions about each",
+            "documents of 15,000 to 60,000 tokens, four to sixteen questions about each",
             _long,
             Hardware(cache_tokens=524_288),
         ),

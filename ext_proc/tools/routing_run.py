@@ -6,10 +6,12 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from ext_proc.tools.replica_model import BLOCK_TOKENS, BlockCache, Engine, Work
 from ext_proc.tools.routing_loads import Load, Session
+from ext_proc.tools.routing_oracle import Oracle
 from filters.picking import (
     Affinity,
     Ask,
@@ -19,7 +21,6 @@ from filters.picking import (
     Pick,
     Picker,
     Random,
-    Replica,
     RoundRobin,
     Signals,
     Strategy,
@@ -30,12 +31,25 @@ from filters.prefix_blocks import block_ends, block_sizes
 SCRAPE_S: Final = 0.05
 WARM_UP: Final = 0.25
 """The share of requests that are not measured: caches fill."""
+EXPLORE: Final = 0.02
+"""How often `expected` tries another replica, as the gateway comes with it."""
+ORACLE: Final = "oracle"
+
+STRATEGIES: Final[dict[str, Callable[[PrefillCost], Strategy]]] = {
+    "expected": Expected,
+    "affinity": lambda cost: Affinity(),
+    "blend": lambda cost: Blend(),
+    "least_load": lambda cost: LeastLoad(),
+    "random": lambda cost: Random(),
+    "round_robin": lambda cost: RoundRobin(),
+}
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request on its way."""
+    """A request, from when it was asked."""
 
+    number: int
     session: Session
     work: Work
     pick: Pick
@@ -52,10 +66,10 @@ class Result:
     """To the first token, of each request, sorted."""
     hit_rate: float
     """The share of tokens of prompts that needed no prefill."""
-    possible: float
-    """That of one cache as large as all of them together."""
     spread: float
-    """The busiest replica's time at work over the mean."""
+    """The work of the replica that had most over the mean, in seconds that went into tokens."""
+    busy: float
+    """The mean share of the time that went into tokens."""
     virtual_s: float
 
     def percentile(self, share: float) -> float:
@@ -68,90 +82,86 @@ class Result:
         return sum(self.ttft_s) / len(self.ttft_s)
 
 
-class Oracle:
-    """Expects as `Expected` does, but from what the replicas really hold and have to do."""
-
-    def __init__(self, run: Run, own_weight: float = 1.5) -> None:
-        self._run: Final = run
-        self._own_weight: Final = own_weight
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        return [self._weight(at, now_s) for at in range(len(replicas))]
-
-    def _weight(self, at: int, now_s: float) -> float:
-        engine, work = self._run.engines[at], self._run.asking
-        assert work is not None  # set before each pick
-        hardware = engine.hardware
-        owed_s = max(0.0, self._run.ends_s[at] - now_s)
-        for one in engine.running:
-            owed_s += hardware.prefill(one.computed, one.prompt_tokens - one.computed)
-        for one in engine.waiting:
-            there = engine.cache.held(one.prompt_blocks) * BLOCK_TOKENS
-            owed_s += hardware.prefill(there, one.prompt_tokens - there)
-        there = engine.cache.held(work.prompt_blocks) * BLOCK_TOKENS
-        own_s = hardware.prefill(there, work.prompt_tokens - there)
-        steps = 1 + (owed_s + own_s) / hardware.prefill_s / hardware.step_tokens
-        return owed_s + self._own_weight * own_s + steps * hardware.decode_s * len(engine.running)
-
-
 class Run:
     """One load over replicas and a picker, in virtual time; `go` plays it."""
 
-    def __init__(self, load: Load, strategy: str, replicas: int, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        load: Load,
+        strategy: str,
+        replicas: int,
+        *,
+        seed: int = 1,
+        at_once: int = 0,
+    ) -> None:
+        """Make a run in which `at_once` sessions more than usual begin at its very start."""
         self._load: Final = load
         self._name: Final = strategy
-        self._sessions: Final = load.sessions(random.Random(seed), replicas)  # noqa: S311 - repeatable
+        self._sessions = load.sessions(random.Random(seed), replicas)  # noqa: S311 - repeatable
+        self._at_once: Final = at_once
         hardware = load.hardware
         self.engines: Final = [Engine(hardware) for _ in range(replicas)]
         self.ends_s: Final = [0.0] * replicas
         """When the plan of each engine is done; 0 when it has none."""
-        self.asking: Work | None = None
-        """The request that is being picked for."""
         self._starts_s: Final = [0.0] * replicas
         self._plans: Final = [0] * replicas
+        self._oracle: Final = Oracle(self.engines, self.ends_s) if strategy == ORACLE else None
         cost = PrefillCost(hardware.prefill_s, hardware.prefill_doubles)
-        explore = 0.02 if strategy == "expected" else 0.0
-        chance = random.Random(seed + 1).random  # noqa: S311 - as above
-        self.picker: Final = Picker(self._strategy(cost), cost, explore=explore, rng=chance)
+        self.picker: Final = Picker(
+            self._oracle or STRATEGIES[strategy](cost),
+            cost,
+            explore=EXPLORE if strategy == "expected" else 0.0,
+            rng=random.Random(seed + 1).random,  # noqa: S311 - repeatable
+        )
         self._replicas: Final = [
             self.picker.add(f"replica-{number}", hardware.cache_tokens)
             for number in range(replicas)
         ]
-        self._asked: Final[dict[int, Asked]] = {}
+        self._numbers = count()
+        self._events_so_far = count()
         self._events: Final[list[tuple[float, int, Callable[..., None], tuple[Any, ...]]]] = []
-        self._event = 0
-        self._done: Final[list[Asked]] = []
+        self._asked: Final[dict[int, Asked]] = {}
+        """The requests under way, by the `id` of their work."""
+        self.answered: Final[dict[int, Asked]] = {}
+        """The others, by their number in the order they were asked."""
+        self._requests = 0
+        """How many are measured, those of the warm-up with them."""
+        self._warm_s = 0.0
+        """When the warm-up was over, and what each replica had worked by then."""
+        self._worked_s = [0.0] * replicas
+        self._left = 0
+        """How many of them are not answered."""
 
-    def go(self, requests: int, possible: float) -> Result:
-        """Play until so many requests are answered."""
+    def go(self, requests: int) -> Result:
+        """Play until the first so many are answered; others go on asking meanwhile."""
+        self._requests = self._left = requests
+        for _ in range(self._at_once):
+            self._at(0.0, self._ask, next(self._sessions)[1])
         self._next_session()
         now_s = 0.0
-        while len(self._done) < requests:
+        while self._left:
             now_s, _, happen, arguments = heapq.heappop(self._events)
             happen(now_s, *arguments)
-        measured = self._done[int(requests * WARM_UP) :]
-        busy = [engine.busy_s for engine in self.engines]
+        measured = [self.answered[number] for number in range(int(requests * WARM_UP), requests)]
+        worked = [
+            engine.worked_s - before
+            for engine, before in zip(self.engines, self._worked_s, strict=True)
+        ]
+        mean_s = sum(worked) / len(worked)
         return Result(
             self._load.name,
             self._name,
             len(self.engines),
             sorted(one.work.first_s - one.work.arrived_s for one in measured),
-            sum(one.work.cached for one in measured)
-            / sum(one.work.prompt_tokens for one in measured),
-            possible,
-            max(busy) / (sum(busy) / len(busy)),
+            hit_rate(measured),
+            max(worked) / mean_s,
+            mean_s / (now_s - self._warm_s),
             now_s,
         )
 
-    def _strategy(self, cost: PrefillCost) -> Strategy:
-        return STRATEGIES[self._name](self, cost)
-
     def _at(self, at_s: float, happen: Callable[..., None], *arguments: Any) -> None:
-        self._event += 1  # what is to happen at one time happens in the order it was said
-        heapq.heappush(self._events, (at_s, self._event, happen, arguments))
+        # What is to happen at one time happens in the order it was said.
+        heapq.heappush(self._events, (at_s, next(self._events_so_far), happen, arguments))
 
     def _next_session(self) -> None:
         at_s, session = next(self._sessions)
@@ -167,10 +177,14 @@ class Run:
         ends = block_ends(prompt)
         names = [chain[end // BLOCK_TOKENS - 1] for end in ends]
         self._scrape(now_s)
-        self.asking = work
+        if self._oracle is not None:
+            self._oracle.work = work
         pick = self.picker.pick(Ask(names, ends, block_sizes(prompt), prompt), now_s)
+        number = next(self._numbers)
+        if number == int(self._requests * WARM_UP):
+            self._warm_s, self._worked_s = now_s, [engine.worked_s for engine in self.engines]
+        self._asked[id(work)] = Asked(number, session, work, pick)
         at = pick.replica.number
-        self._asked[id(work)] = Asked(session, work, pick)
         engine = self.engines[at]
         engine.arrive(work, now_s)
         if not self.ends_s[at]:
@@ -205,23 +219,21 @@ class Run:
         for work in firsts:
             self.picker.started(self._asked[id(work)].pick, now_s)
         for work in finished:
-            asked = self._asked.pop(id(work))
-            self.picker.ended(asked.pick, now_s)
-            self._done.append(asked)
-            if (pause_s := asked.session.pause_s) is not None:
-                self._at(now_s + pause_s, self._ask, asked.session)
+            self._finish(self._asked.pop(id(work)), now_s)
         self._plan(at, now_s)
 
+    def _finish(self, asked: Asked, now_s: float) -> None:
+        self.picker.ended(asked.pick, now_s)
+        self.answered[asked.number] = asked
+        self._left -= asked.number < self._requests
+        if (pause_s := asked.session.pause_s) is not None:
+            self._at(now_s + pause_s, self._ask, asked.session)
 
-STRATEGIES: Final[dict[str, Callable[[Run, PrefillCost], Strategy]]] = {
-    "expected": lambda run, cost: Expected(cost),
-    "affinity": lambda run, cost: Affinity(),
-    "blend": lambda run, cost: Blend(),
-    "least_load": lambda run, cost: LeastLoad(),
-    "random": lambda run, cost: Random(),
-    "round_robin": lambda run, cost: RoundRobin(),
-    "oracle": lambda run, cost: Oracle(run),
-}
+
+def hit_rate(asked: Sequence[Asked]) -> float:
+    """Return the share of the tokens of prompts that needed no prefill."""
+    tokens = sum(one.work.prompt_tokens for one in asked)
+    return sum(one.work.cached for one in asked) / tokens if tokens else 0.0
 
 
 def possible_hit_rate(load: Load, replicas: int, requests: int, *, seed: int = 1) -> float:

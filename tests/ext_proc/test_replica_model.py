@@ -146,3 +146,64 @@ def test_a_cache_evicts_the_ends_of_what_was_used_least_recently() -> None:
         cache.name(chain(name))
         cache.release(chain(name), 0)
     assert (3, 3, 1) == (cache.held(chain("abcd")), cache.held(chain("xyz")), cache.evicted)
+
+
+def test_who_comes_behind_finds_what_is_being_computed() -> None:
+    """Two prompts that begin alike, in one step: the second one's beginning is not computed."""
+    engine = Engine(HARDWARE)
+    one, other = work("abX"), work("abY")
+    engine.arrive(one, 0.0)
+    engine.arrive(other, 0.0)
+    drain(engine)
+    assert (0, 2 * BLOCK_TOKENS, 4 * BLOCK_TOKENS) == (one.cached, other.cached, engine.prefilled)
+
+
+def test_the_work_that_went_into_tokens_is_what_steps_take_beyond_themselves() -> None:
+    """A replica that only steps has nothing to show for it."""
+    engine = Engine(HARDWARE)
+    engine.arrive(work("abcd", "Z"), 0.0)
+    drain(engine)
+    steps = 1 + BLOCK_TOKENS - 1
+    assert pytest.approx(engine.busy_s - steps * HARDWARE.step_s) == engine.worked_s
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_a_request_that_is_dropped_leaves_no_memory_in_use(steps: int) -> None:
+    """While it waits, in its prefill or in its answer; what it computed can still be found."""
+    engine = Engine(HARDWARE)
+    gone, stays = work("abcdefgh"), work("xyz")
+    engine.arrive(stays, 0.0)
+    engine.arrive(gone, 0.0)
+    for _ in range(steps):
+        engine.begin()
+        engine.cut(0.0)
+        engine.end(1.0)
+    engine.drop(gone)
+    engine.drop(gone)  # a second time changes nothing
+    _, finished = drain(engine)
+    assert [stays] == finished
+    assert (0, 0.0, 0) == (engine.load, engine.cache.usage, gone.reserved)
+
+
+def test_a_request_can_be_dropped_in_the_middle_of_a_step() -> None:
+    """The step goes on for the others."""
+    engine = Engine(HARDWARE)
+    gone, stays = work("ab"), work("xy")
+    engine.arrive(gone, 0.0)
+    engine.arrive(stays, 0.0)
+    engine.begin()
+    engine.drop(gone)
+    firsts, _ = engine.end(1.0)
+    assert [stays] == firsts
+
+
+def test_a_restart_forgets_everything() -> None:
+    """Those who were there are told apart from those who come."""
+    engine = Engine(HARDWARE)
+    there = [work(letter) for letter in "abcdef"]
+    for one in there:
+        engine.arrive(one, 0.0)
+    engine.begin()
+    assert there == engine.clear()
+    assert (0, 0.0, 0.0) == (engine.load, engine.begin(), engine.cache.usage)
+    assert 0 == engine.cache.held(chain("a"))
