@@ -26,7 +26,8 @@ class Coalesce(Config, frozen=True):
     rare: bool = False
     """Also those who were not seen often enough to be kept: the head of every reply is looked at.
 
-    A miss costs a quarter more then, and Forebay holds it until the model answers.
+    A miss costs a sixth more then, one message of the proxy's beside, and is held until the model
+    answers.
     """
 
 
