@@ -33,7 +33,8 @@ is counted. Where nothing else stands, the connection ends.
 15. (6.7) A PING is answered. We send some when the peer is silent; one that stays silent is left:
     `silent`.
 16. (6.8) A drain says GOAWAY twice, a round trip apart, so that no request that was on its way is
-    lost. Streams up to the one in the second go on; the connection ends with the last of them.
+    lost. Streams up to the one in the second go on. The peer is to close when it has read the last
+    of them, for what it sends to a closed socket may cost it what it did not read: we wait a bit.
 17. (8.1-8.3) A request is well-formed, its trailers are its end, and its body has the length that
     it said: PROTOCOL_ERROR of the stream, `malformed`.
 18. (8.1) Our answer may be whole before the request is: RST_STREAM with NO_ERROR follows it.
@@ -46,6 +47,7 @@ A call's own rules are in `stream`.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -82,6 +84,7 @@ LATE_STREAMS: Final = (
 )
 MOST_GAPS: Final = 64  # ranges of streams never opened; no client that we know skips any
 HANDSHAKE_S: Final = 10.0  # on this machine it takes a millisecond
+LINGER_S: Final = 1.0  # from the last stream of a drain on, for the peer to close
 KEEP_ALIVE_S: Final = 60.0  # a silent peer gets a PING, and so long again to answer
 _DRAIN_PING: Final = b"forebay!"
 _ALIVE_PING: Final = b"alive?\0\0"
@@ -169,6 +172,7 @@ class Connection(Outgoing[S]):
         self._heard = False
         self._asked = False
         self._check_at = clock() + HANDSHAKE_S
+        self._close_at = math.inf
         self._in_use: Final[Mapping[int, _Take[S]]] = {
             frames.DATA: self._on_data,
             frames.HEADERS: self._on_headers,
@@ -506,7 +510,7 @@ class Connection(Outgoing[S]):
         elif payload == _DRAIN_PING and self._draining and self._last_served is None:
             self._last_served = self._last_stream
             self.out.append(frames.goaway(self._last_stream, Code.NO_ERROR))
-            self.closing = not self.streams
+            self._linger()
         return ()
 
     def _on_goaway(self, flags: int, number: int, data: bytes, start: int, end: int) -> Events[S]:
@@ -565,8 +569,12 @@ class Connection(Outgoing[S]):
         stream.leave()
         if late:
             self._remember_late(stream.id)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Give the peer time to close once a drain has come to its end."""
         if self._last_served is not None and not self.streams:
-            self.closing = True
+            self._close_at = min(self._close_at, self._clock() + LINGER_S)
 
     def _remember_late(self, number: int) -> None:
         self._late[number] = None
@@ -634,7 +642,8 @@ class Connection(Outgoing[S]):
     @property
     def wake_at(self) -> float:
         """When `wake` is to be called, by the clock."""
-        return min(self._check_at, self._deadlines[0][0]) if self._deadlines else self._check_at
+        soonest = min(self._check_at, self._close_at)
+        return min(soonest, self._deadlines[0][0]) if self._deadlines else soonest
 
     def wake(self) -> Events[S]:
         """Do what time asks for."""
@@ -646,7 +655,10 @@ class Connection(Outgoing[S]):
                 self._count(Reason.DEADLINE)
                 stream.end(Status.DEADLINE_EXCEEDED, "the deadline is over")
                 events.append((stream, End.GONE))
-        if now_s >= self._check_at:
+        if now_s >= self._close_at:
+            self._close_at = math.inf
+            self.closing = True
+        elif now_s >= self._check_at:
             self._check_at = now_s + KEEP_ALIVE_S
             if self._heard and self._greeted:
                 self._heard = self._asked = False

@@ -12,6 +12,7 @@ from ext_proc.transport.http2.connection import (
     HANDSHAKE_S,
     KEEP_ALIVE_S,
     LATE_STREAMS,
+    LINGER_S,
     MOST_BLOCK_FRAMES,
     RESETS_BURST,
     USELESS_BURST,
@@ -762,7 +763,7 @@ def test_a_stream_whose_messages_wait_gets_no_more_room() -> None:
 
 
 def test_a_drain_says_goaway_twice_a_round_trip_apart() -> None:
-    """What was on its way is served; the last stream ends the connection."""
+    """What was on its way is served; after the last stream the peer has a moment to close."""
     peer = Peer()
     peer.send(headers(1))
     sent = peer.turn(peer.connection.drain())
@@ -774,16 +775,19 @@ def test_a_drain_says_goaway_twice_a_round_trip_apart() -> None:
     assert [] == peer.send(headers(5), say(5, b"too late", end=True))
     assert not peer.connection.closing
     peer.send(say(1, b"last", end=True))
-    assert peer.connection.closing
     assert [(1, b"last"), (1, End.DONE)] == peer.events[2:]
+    assert (False, peer.now_s + LINGER_S) == (peer.connection.closing, peer.connection.wake_at)
+    assert [] == peer.wake(peer.connection.wake_at)
+    assert peer.connection.closing
 
 
 def test_a_drain_without_streams_ends_the_connection_after_its_round_trip() -> None:
     """A peer that has not greeted yet loses nothing and is left at once."""
     peer = Peer()
     ping = peer.turn(peer.connection.drain())[1]
-    assert not peer.connection.closing
     peer.send(wire.ping(ping.payload, ack=True))
+    assert not peer.connection.closing
+    peer.wake(peer.connection.wake_at)
     assert peer.connection.closing
     stranger = Peer(greet=False)
     assert [] == stranger.turn(stranger.connection.drain())
