@@ -53,6 +53,7 @@ from filters.pipeline import Pipeline
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
 
+CONNECT_S: Final = 1.0  # for Redis at the start; without it the first requests are a `BYPASS`
 WARM_UP_S: Final = 30.0  # on a machine that starts everything at once
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -154,6 +155,8 @@ async def running(
             place = "forebay.server.admin"
             raise ConfigError(place, f"cannot listen on {host}:{port}: {error.strerror}") from None
         closing.push_async_callback(admin.stop)
+        if redis is not None and not await redis.open(CONNECT_S):
+            telemetry.log.warning("redis is not reached yet", waited_s=CONNECT_S)
         try:
             await server.start()
         except OSError as error:

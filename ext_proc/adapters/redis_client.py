@@ -6,6 +6,7 @@ same text in braces into the same slot, so that it travels together.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from ext_proc.adapters.store_watch import StoreWatch
 from ext_proc.redis_url import Kind, parse_redis_url
 from filters.api import Clock
 from filters.errors import ConfigError, PortError
+
+KEEP_S: Final = 30.0  # between two looks at idle connections: balancers close them after minutes
 
 
 def name_of(what: bytes, key: bytes) -> bytes:
@@ -75,6 +78,7 @@ class RedisClient:
         self._clock: Final = clock
         self.watch: Final = watch
         self._timeout_s: Final = timeout_s
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> BreakerState:
@@ -110,6 +114,25 @@ class RedisClient:
         self._places.doubt()
         raise self._failure(operation, outcome)
 
+    async def open(self, limit_s: float) -> bool:
+        """Connect to every server, and stay connected: to connect may take longer than an answer.
+
+        Wait `limit_s` at most; return whether each is connected by then.
+        """
+        if self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._keep_connected())
+            self._places.connect()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._places.connected()
+        except TimeoutError:
+            return False
+
+    async def _keep_connected(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            self._places.connect()
+
     async def masters(self) -> list[RedisNode]:
         """Return every server that has keys of its own, none when they could not be found."""
         await self._places.known(self._timeout_s)
@@ -124,6 +147,8 @@ class RedisClient:
 
     async def close(self) -> None:
         """Give up what runs and close every connection."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         await self._places.close()
 
     async def _ask_another(

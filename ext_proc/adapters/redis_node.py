@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -124,6 +124,25 @@ class RedisNode:
             self._breaker.failed(started_ns, self._clock.monotonic_ns())
         return outcome
 
+    def connect(self) -> None:
+        """Open what connections there may be, and again what the server closed; waits for nothing.
+
+        So that no request pays for it. What serves a call at the moment is left alone.
+        """
+        if self._retired:
+            return
+        while len(self._connections) < self._lanes:
+            self._connections.append(self._connect(self.address))
+            self._idle.append(self._connections[-1])
+        while self._idle:
+            self._start(self._greet(self._idle.pop()))
+
+    async def connected(self) -> bool:
+        """Wait until what is under way has ended; return whether there is a connection."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+        return any(_writer_of(connection) is not None for connection in self._connections)
+
     async def retire(self) -> None:
         """Ask nothing more, let what runs end and close every connection."""
         self._retired = True
@@ -156,26 +175,42 @@ class RedisNode:
             self._connections.append(connection)
         else:
             return
-        task = asyncio.ensure_future(self._serve(connection))
+        self._start(self._serve(connection))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _greet(self, connection: AbstractConnection) -> None:
+        """Have a connection open, and serve those who came meanwhile."""
+        was_open = _writer_of(connection) is not None
+        if not await self._try(connection, [_greeting()]) and was_open:
+            await self._try(connection, [_greeting()])  # it was not, at the other end
+        await self._serve(connection)
 
     async def _serve(self, connection: AbstractConnection) -> None:
         """Serve batch after batch until nobody waits."""
         try:
             while calls := self._next_batch():
                 self._send()  # what is left over goes by another connection
-                started_ns = self._clock.monotonic_ns()
-                try:
-                    async with asyncio.timeout(HARD_LIMIT_S):
-                        await _exchange(connection, calls)
-                    self._answered(started_ns)
-                except Exception as error:  # noqa: BLE001 - whatever broke, each call hears of it
-                    await connection.disconnect(nowait=True)
-                    for call in calls:
-                        _settle(call, error)
+                await self._try(connection, calls)
         finally:
             self._idle.append(connection)
+
+    async def _try(self, connection: AbstractConnection, calls: Sequence[Call]) -> bool:
+        """Have a batch answered; return whether the server did."""
+        started_ns = self._clock.monotonic_ns()
+        try:
+            async with asyncio.timeout(HARD_LIMIT_S):
+                await _exchange(connection, calls)
+        except Exception as error:  # noqa: BLE001 - whatever broke, each call hears of it
+            await connection.disconnect(nowait=True)
+            for call in calls:
+                _settle(call, error)
+            return False
+        self._answered(started_ns)
+        return True
 
     def _answered(self, started_ns: int) -> None:
         """Tell the breaker of a batch in time, even if its callers had waited too long before."""
@@ -254,6 +289,10 @@ async def _write_and_read(connection: AbstractConnection, calls: Sequence[Call])
                 if isinstance(outcome, list):
                     outcome.append(reply)
         _settle(call, outcome)
+
+
+def _greeting() -> Call:
+    return Call([("PING",)], asyncio.get_running_loop().create_future())
 
 
 def _settle(call: Call, outcome: Replies) -> None:

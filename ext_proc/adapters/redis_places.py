@@ -79,6 +79,7 @@ class RedisPlaces:
         self._next_search_s = 0.0
         self._old_at_ns = 0
         self._failed = False
+        self._connects = False
         if search is None:
             self._shards = [Shard(self._node(servers[0]))] * SLOTS
 
@@ -93,6 +94,21 @@ class RedisPlaces:
     def masters(self) -> list[RedisNode]:
         """Every server that has keys of its own."""
         return list(dict.fromkeys(shard.master for shard in self._shards if shard is not None))
+
+    def connect(self) -> None:
+        """Open connections to every server that is known, and from here on to those yet found."""
+        self._connects = True
+        if not self._nodes:
+            self.doubt()
+        for node in self._nodes.values():
+            node.connect()
+
+    async def connected(self) -> bool:
+        """Wait until what `connect` began has ended; return whether every server is connected."""
+        if self._searching is not None:
+            await asyncio.wait((self._searching,))
+        nodes = tuple(self._nodes.values())
+        return bool(nodes) and all([await node.connected() for node in nodes])
 
     def serving(self, key: bytes, now_ns: int, *, reads: bool = False) -> RedisNode | None:
         """Return the server to ask about `key`, None when it is not known; one that `reads` only.
@@ -145,6 +161,8 @@ class RedisPlaces:
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = self._node_at(address)
+            if self._connects:
+                node.connect()
         return node
 
     async def _look(self, search: Search) -> None:

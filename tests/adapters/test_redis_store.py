@@ -12,7 +12,7 @@ import redis.asyncio as redis
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_client import RedisClient
-from ext_proc.adapters.redis_node import FAILURES, MOST_WAITING, MOST_WAITING_BYTES
+from ext_proc.adapters.redis_node import FAILURES, LANES, MOST_WAITING, MOST_WAITING_BYTES
 from ext_proc.adapters.redis_store import RedisStore
 from filters.errors import ConfigError, PortError
 from tests.fakes import FakeClock, FakeStoreWatch
@@ -91,6 +91,11 @@ async def answer(store: RedisStore, clock: FakeClock, key: bytes) -> bytes | Non
                 clock.advance(1)  # the breaker lets a probe through
 
 
+def connections(server: RedisServer) -> int:
+    """Return how many are open, but for the one by which that is asked."""
+    return int(server.ask("INFO", "clients")["connected_clients"]) - 1
+
+
 async def fail_until_open(store: RedisStore) -> None:
     for _ in range(FAILURES):
         with pytest.raises(PortError):
@@ -109,6 +114,46 @@ async def test_the_keys_in_redis_carry_the_product_name(
         assert [b"forebay:answer:{key}", b"forebay:seen:{key}"] == found
         assert 3_500_000 < await client.pttl(found[0]) <= 3_600_000
         assert 7_100_000 < await client.pttl(found[1]) <= 7_200_000
+
+
+async def test_connections_are_there_before_anybody_asks(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """And again after the server closed them: no request has to wait for one."""
+    client = RedisClient(server.url, clock, watch, timeout_s=BUDGET_S)
+    assert await client.open(PATIENCE_S)
+    assert LANES == connections(server)
+    server.ask("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
+    assert 0 == connections(server)
+    client._places.connect()  # as it does once in a while
+    assert await client.open(PATIENCE_S)
+    assert LANES == connections(server)
+    assert [b"PONG"] == await client.ask("get", b"key", ("PING",))
+    assert LANES == connections(server)
+    await client.close()
+    assert ([], []) == (watch.failed, watch.bypassed)
+
+
+async def test_a_dead_server_is_no_hindrance_to_a_start(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """It is said, and nobody was asked in vain: the breaker stays closed."""
+    server.kill()
+    client = RedisClient(server.url, clock, watch, timeout_s=HASTY_S)
+    assert not await client.open(PATIENCE_S)
+    assert client.state is BreakerState.CLOSED
+    await client.close()
+
+
+async def test_a_frozen_server_holds_a_start_up_for_so_long_and_no_longer(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """It accepts connections, but says nothing."""
+    server.freeze()
+    client = RedisClient(server.url, clock, watch, timeout_s=HASTY_S)
+    assert not await client.open(HASTY_S)
+    await client.close()
+    server.thaw()
 
 
 async def test_what_was_put_is_kept_although_the_caller_is_cancelled(store: RedisStore) -> None:
