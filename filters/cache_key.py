@@ -70,8 +70,8 @@ def _own_request(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, 
 
 def _place(path: str) -> str:
     """Return the path without its method: it may name a deployment, an account or a project."""
-    route = path.partition("?")[0]
-    return route.rpartition(":")[0] or route
+    parent, slash, last = path.partition("?")[0].rpartition("/")  # a colon before is a name's
+    return parent + slash + (last.rpartition(":")[0] or last)
 
 
 def _normalised(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, list[Json]]:

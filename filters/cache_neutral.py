@@ -97,7 +97,9 @@ def _parameters(exchange: Exchange) -> list[Json] | None:
         value = parameter(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             return None
-        found.append(None if value is None else float(value))
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1.0 is 1; a large seed has more digits than a float
+        found.append(value)
     stop = parameter(Parameter.STOP)
     found.append([stop] if isinstance(stop, str) else stop or [])
     return found if parameter(Parameter.CHOICES) in (None, 1) else None

@@ -162,7 +162,8 @@ def variant_query(path: str) -> list[tuple[str, str]]:
     if not query:
         return []
     members = parse_qsl(query, keep_blank_values=True, encoding="latin-1")  # no byte is lost
-    counting = [member for member in members if member[0] not in DELIVERY_QUERY]
+    # Some end a member at a semicolon too: a credential may stand behind it.
+    counting = [one for one in members if one[0] not in DELIVERY_QUERY or ";" in one[1]]
     return sorted(counting, key=itemgetter(0))  # of a repeated one, some read the first
 
 

@@ -144,11 +144,24 @@ def test_azures_deployment_is_in_its_path() -> None:
     assert at("one") != at("two")
 
 
+def test_a_colon_in_a_path_is_no_method() -> None:
+    """Only in its last part, where Gemini's stands: a prefix or a deployment may have one."""
+    body = encode({"model": "m", "messages": [{"role": "user", "content": "q"}]})
+    paths = ("/at:1/v1/chat/completions", "/at:2/v1/chat/completions", "/at/v1/chat/completions")
+    assert 3 == len({cache_key(exchange_of("openai.chat", body, path)) for path in paths})
+
+
 @pytest.mark.parametrize(
-    ("one", "other"), [("a=1&a=2", "a=2&a=1"), ("a=%FE", "a=%FF"), ("KEY=1", "KEY=2")]
+    ("one", "other"),
+    [
+        ("a=1&a=2", "a=2&a=1"),
+        ("a=%FE", "a=%FF"),
+        ("KEY=1", "KEY=2"),
+        ("alt=sse;key=1", "alt=sse;key=2"),
+    ],
 )
 def test_queries_that_are_read_differently_differ(one: str, other: str) -> None:
-    """By their order, by bytes that are no text, or by a name that only looks like `key`."""
+    """By order, by bytes that are no text, by a name like `key`, by a semicolon as a separator."""
     body = ask("openai.chat", "q").prompt.document.raw
     path = "/v1/chat/completions"
     assert cache_key(exchange_of("openai.chat", body, f"{path}?{one}")) != cache_key(

@@ -270,6 +270,16 @@ def test_differences_count_in_every_dialect(dialect: str, difference: dict[str, 
         assert CONTINUE is cache.ask(plainly(other, **difference))
 
 
+def test_large_seeds_that_differ_in_the_last_digit_differ() -> None:
+    """A float has no room for them, nor for one of 400 digits at all."""
+    cache = Kept(across_dialects=True)
+    cache.keep(ask("openai.chat", "why?", seed=2**53), answer("openai.chat"))
+    for seed in (2**53 + 1, 10**400):
+        assert CONTINUE is cache.ask(ask("openai.chat", "why?", seed=seed))
+    same = ask("openai.chat", "why?", more={"seed": float(2**53)})
+    assert isinstance(cache.ask(same), Answer)
+
+
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
 def test_versions_that_answer_a_plain_question_alike_share_it(version: str) -> None:
     """Where nothing says how to sample, all known ones do."""
