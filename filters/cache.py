@@ -25,7 +25,7 @@ from filters.cache_key import KeyRule, cache_key
 from filters.cache_record import Unreadable, read_record, write_record
 from filters.cache_reply import deliver, hit, note_hit, recorded
 from filters.cache_settings import CacheConfig
-from filters.errors import FilterError, PortError
+from filters.errors import FilterError, NotJson, PortError
 
 # A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
@@ -247,15 +247,19 @@ class CacheFilter(Filter[CacheConfig]):
             return None
         now = self.ports.clock.now()
         ttl_s = self.config.ttl_context if record.context else self.config.ttl
-        # A store may round its time up, and the settings may have changed.
-        left_s = min(record.ends, record.at + ttl_s) - now
+        # A store may round its time up, the settings may have changed, and so may the clock.
+        left_s = min(record.ends - now, record.at + ttl_s - now, ttl_s)
         age_s = max(0.0, now - record.at)
         if left_s <= 0:
             return None
         if not asked.allow(age_s, left_s):
             self._forward = REQUEST
             return None
-        reply = deliver(record, exchange, now, self.ports.random)
+        try:
+            reply = deliver(record, exchange, now, self.ports.random)
+        except NotJson:  # the next answer takes its place
+            exchange.note("cache.unreadable", Unreadable.DAMAGED)
+            return None
         if reply is None:
             return None
         note_hit(exchange, record, age_s)

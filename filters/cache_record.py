@@ -73,9 +73,18 @@ def read_record(stored: bytes) -> Record | Unreadable:
     if not stored.startswith(_HEAD):
         return Unreadable.VERSION if stored.startswith(MAGIC) else Unreadable.FOREIGN
     try:
-        return _DECODER.decode(memoryview(stored)[len(_HEAD) :])
-    except msgspec.MsgspecError:
+        record = _DECODER.decode(memoryview(stored)[len(_HEAD) :])
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+    ):  # what nobody asked for is skipped level by level
         return Unreadable.DAMAGED
+    at = 0
+    for start, end, _ in record.marks:
+        if not at <= start <= end:  # else a small record would grow without end
+            return Unreadable.DAMAGED
+        at = end
+    return record if at <= len(record.body) else Unreadable.DAMAGED
 
 
 def spread_ttl(ttl_s: float, key: bytes) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from filters.api import CONTINUE, Answer, Delta, Exchange, Finish, Need, Outcome
 from filters.cache import CacheFilter
+from filters.cache_record import Record, read_record, write_record
 from filters.cache_settings import CacheConfig
 from filters.dialects import DIALECTS
 from filters.document import encode, parse
@@ -119,6 +121,35 @@ def test_an_unreadable_record_is_a_miss_with_a_reason() -> None:
     assert CONTINUE is gateway.send(miss, answer("openai.chat"))
     assert ("miss", "foreign") == (miss.notes["cache"], miss.notes["cache.unreadable"])
     assert isinstance(gateway.send(ask("openai.chat", "why?"), b""), Answer)
+
+
+def test_a_record_whose_body_is_no_json_is_a_miss_with_a_reason() -> None:
+    """A client that streams cannot be answered with it, nor can anybody from then on."""
+    gateway = Gateway()
+    first = ask("openai.chat", "why?")
+    gateway.send(first, answer("openai.chat"))
+    ((key, (_, stored)),) = gateway.store.values.items()
+    record = read_record(stored)
+    assert isinstance(record, Record)
+    spoilt = msgspec.structs.replace(record, body=b"<html>", marks=())
+    drive(gateway.store.put(key, write_record(spoilt), 60))
+    miss = ask("openai.chat", "why?", stream=True)
+    assert CONTINUE is gateway.look_up(miss)[1]
+    assert ("miss", "damaged") == (miss.notes["cache"], miss.notes["cache.unreadable"])
+
+
+def test_an_answer_from_the_future_serves_no_longer_than_another() -> None:
+    """A clock that was an hour ahead is set right."""
+    gateway = Gateway()
+    gateway.send(ask("openai.chat", "why?"), answer("openai.chat"))
+    ((key, (_, stored)),) = gateway.store.values.items()
+    record = read_record(stored)
+    assert isinstance(record, Record)
+    ahead = msgspec.structs.replace(record, at=record.at + 3600, ends=record.ends + 3600)
+    drive(gateway.store.put(key, write_record(ahead), 60))
+    hit = gateway.look_up(ask("openai.chat", "why?"))[1]
+    assert isinstance(hit, Answer)
+    assert ("0", "forebay; hit; ttl=300") == (hit.headers["age"], hit.headers["cache-status"])
 
 
 def test_an_answer_that_a_store_keeps_too_long_is_a_miss() -> None:

@@ -113,6 +113,9 @@ def test_what_is_no_record_says_why(stored: bytes, why: Unreadable) -> None:
         [1.0, 2.0, "FULL", 3, 2],
         {"at": 1.0},
         7,
+        [1.0, 2.0, "FULL", 3, 2, b"{}", "", 0, False, [(1, 2, "id"), (0, 1, "id")]],
+        [1.0, 2.0, "FULL", 3, 2, b"{}", "", 0, False, [(2, 1, "id")]],
+        [1.0, 2.0, "FULL", 3, 2, b"{}", "", 0, False, [(1, 3, "id")]],
     ],
     ids=[
         "no time",
@@ -125,11 +128,21 @@ def test_what_is_no_record_says_why(stored: bytes, why: Unreadable) -> None:
         "a field missing",
         "a mapping",
         "a number",
+        "marks that go back",
+        "a mark that goes back",
+        "a mark beyond the body",
     ],
 )
 def test_a_record_with_impossible_fields_is_damaged(fields: Any) -> None:
     """What goes into headers and sums is checked where it comes in."""
     assert Unreadable.DAMAGED is read_record(HEAD + msgspec.msgpack.encode(fields))
+
+
+def test_a_record_nested_without_end_is_damaged() -> None:
+    """What follows the fields that are known is skipped, level by level."""
+    fields = msgspec.msgpack.encode([1.0, 2.0, "FULL", 3, 2, b"{}", "", 0, False, []])
+    nested = b"\x9b" + fields[1:] + b"\x91" * 100_000 + b"\x90"
+    assert Unreadable.DAMAGED is read_record(HEAD + nested)
 
 
 @given(st.floats(min_value=0.001, max_value=1e9), st.binary(max_size=80))
