@@ -60,6 +60,7 @@ _TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text", "summary_te
 # has no answer to show.
 _ENDED: Final = frozenset(("completed", "incomplete"))
 _LAST_EVENTS: Final = frozenset(("response.completed", "response.incomplete"))
+_FAILURES: Final = frozenset(("error", "response.failed"))
 
 _REASONS: Final = {
     "max_output_tokens": Finish.LENGTH,
@@ -142,7 +143,10 @@ class OpenAIResponses:
         """Return the response that the last event carries, or None when there is none."""
         for event in reversed(events):
             data = mapping(parse_or_none(event.data)) if event.data else {}
-            if text(data.get("type")) in _LAST_EVENTS:
+            kind = text(data.get("type"))
+            if kind in _FAILURES:  # behind a whole response it takes that back
+                return None
+            if kind in _LAST_EVENTS:
                 response = mapping(data.get("response"))
                 return encode(response) if text(response.get("status")) in _ENDED else None
         return None

@@ -154,6 +154,15 @@ def test_a_stream_that_failed_or_lacks_its_response_is_not_complete(last: Any) -
     assert OPENAI_RESPONSES.assemble([event]) is None
 
 
+def test_an_error_behind_a_whole_response_takes_it_back() -> None:
+    """What claims success and fails then is no answer to give again."""
+    _, body = OPENAI_RESPONSES.replay({"status": "completed", "output": []}, STREAMING)
+    whole = golden.frame_sse(body)
+    failed = Event(b"", "error", encode({"type": "error", "message": "overloaded"}))
+    assert OPENAI_RESPONSES.assemble(whole) is not None
+    assert OPENAI_RESPONSES.assemble([*whole, failed]) is None
+
+
 TEXT = st.text(st.characters(codec="utf-8"), max_size=120)
 PART = st.one_of(
     st.builds(
