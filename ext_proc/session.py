@@ -602,12 +602,13 @@ def _greatest(usage: Usage, before: Usage | None) -> Usage:
 def tenant_of(head: RequestHead, tenant_header: str) -> str:
     """Return whose request this is, as a hash: by the mesh's header, else by its credentials.
 
+    A request that came without that header past the mesh is nobody's but whose credentials it has.
     All of them count, for the one that the upstream reads is not known here. Requests without any
     share one tenant, which no credential can name.
     """
     headers = head.headers
-    if tenant_header:
-        return _hashed("mesh", headers.get(tenant_header, ""))
+    if tenant_header and (named := headers.get(tenant_header)):
+        return _hashed("mesh", named)
     found = [f"{name}:{value}" for name in CREDENTIALS if (value := headers.get(name))]
     if query := head.path.partition("?")[2]:  # Gemini's clients may send the key there
         members = query.split("&")

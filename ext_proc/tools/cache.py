@@ -111,10 +111,10 @@ def read_tenant(lines: Sequence[str], mesh_header: str) -> str:
     """
     headers: dict[str, str] = {}
     path = "/"
-    known = (mesh_header,) if mesh_header else CREDENTIALS
+    known = (mesh_header, *CREDENTIALS) if mesh_header else CREDENTIALS
     for line in filter(str.strip, lines):
         name, colon, value = line.partition(":")
-        if not mesh_header and line.strip().startswith("?"):
+        if line.strip().startswith("?"):
             path = f"/{line.strip()}"
         elif colon and name.strip().lower() in known:
             headers[name.strip().lower()] = value.strip()

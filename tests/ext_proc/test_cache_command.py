@@ -400,8 +400,9 @@ async def test_another_server_is_taken_for_none_of_ours(tmp_path: Path) -> None:
         (["Authorization: Bearer sk-1"], "", {"authorization": "Bearer sk-1"}),
         (["x-api-key:k", "", "cookie: c"], "", {"x-api-key": "k", "cookie": "c"}),
         (["X-Tenant: anne"], "x-tenant", {"x-tenant": "anne"}),
+        (["x-api-key: k"], "x-tenant", {"x-api-key": "k"}),
     ],
-    ids=["one", "several", "the mesh's"],
+    ids=["one", "several", "the mesh's", "past the mesh"],
 )
 def test_a_tenant_is_hashed_as_requests_are(
     lines: list[str], mesh: str, head: dict[str, str]

@@ -733,7 +733,8 @@ DIFFERENT: Final[Sequence[tuple[str, dict[str, str]]]] = [
     ("/", {"x_auth_token": "k"}),
     ("/", {"mesh": "x_team", "x_team": "k"}),
     ("/", {"mesh": "x_team", "x_team": "l"}),
-    ("/", {"mesh": "x_team"}),
+    ("/", {"mesh": "x_team", "authorization": "a", "x_team": ""}),
+    ("/", {"mesh": "x_team", "authorization": "b"}),
 ]
 
 
@@ -751,6 +752,12 @@ def test_a_mesh_that_names_the_tenant_has_the_last_word() -> None:
     assert tenant(mesh="x-team", x_team="a", authorization="k") == tenant(
         "/?key=l", mesh="x-team", x_team="a", x_api_key="m"
     )
+
+
+def test_where_the_mesh_names_no_tenant_credentials_do() -> None:
+    """A request that came past the mesh finds nothing of others'."""
+    assert tenant(mesh="x-team", authorization="k") == tenant(authorization="k")
+    assert tenant(mesh="x-team") == tenant()
 
 
 def test_no_word_of_a_credential_is_in_the_tenant() -> None:
