@@ -115,7 +115,7 @@ class RedisNode:
         self._waiting_bytes += weight
         if len(waiting) == 1 and (self._idle or len(self._connections) < self._lanes):
             loop.call_soon(self._send)  # together with what else is asked in this turn of the loop
-        timer = loop.call_later(limit_s, _settle, call, LATE)
+        timer = loop.call_later(limit_s, _be_late, call)
         try:
             outcome = await call.outcome
         finally:
@@ -298,6 +298,15 @@ def _greeting() -> Call:
 def _settle(call: Call, outcome: Replies) -> None:
     if not call.outcome.done():
         call.outcome.set_result(outcome)
+
+
+def _be_late(call: Call) -> None:
+    """Give up a call, unless its answer is here: a busy process may come to both at once.
+
+    In this turn of the loop bytes are taken from the socket, in the next one they are read.
+    """
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.call_soon, _settle, call, LATE)
 
 
 def _weigh(commands: Sequence[Command]) -> int:
