@@ -8,223 +8,61 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Final
 
-from filters.prefill_cost import PrefillCost
+from filters.prefill_cost import Prefill, PrefillCost
+from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES, block_ends, block_sizes, names_of
 from filters.prefix_index import PrefixIndex
+from filters.replica import Ask, Pick, Replica, Signals
+from filters.strategies import (
+    Affinity,
+    Blend,
+    Expected,
+    LeastLoad,
+    Random,
+    RoundRobin,
+    Strategy,
+)
 
-STALE_S: Final = 2.0
-"""What a replica said longer ago than this says nothing of how it is."""
+__all__ = [
+    "Affinity",
+    "Ask",
+    "Blend",
+    "Expected",
+    "LeastLoad",
+    "Pick",
+    "Picker",
+    "Random",
+    "Replica",
+    "RoundRobin",
+    "Signals",
+    "Strategy",
+    "ask_of",
+]
 
-RECENT_S: Final = 90.0
-"""Work sent so long ago counts for a third of the same work just sent."""
 EXPLORE_S: Final = 0.02
 """More prefill than that is too much to pay for a look at another replica."""
+MOST_SHOWN: Final = 3
+"""The best replicas of a pick that are kept for its explanation."""
+PROBE_S: Final = 1.0
+"""A replica is left alone for so long after it was late or refused, or failed a probe."""
+BATCH: Final = 8
+"""So many prefills without a pause are learned from as one."""
+_LEAST_LOAD: Final = LeastLoad()
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What a replica says of itself."""
+def ask_of(prompt: bytes, seed: str, *, tokens: int = 0, watched: bool = True) -> Ask:
+    """Return what `prompt` asks for; `seed` tells apart what shares no cache.
 
-    at_s: float
-    """When it said so, on the picker's clock."""
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
-    """What part of the memory for keys and values is in use, 0 to 1."""
-
-
-@dataclass(slots=True)
-class Replica:
-    """What is known of one replica."""
-
-    number: int
-    """Its bit in the sets of the prefix index."""
-    address: str
-    signals: Signals | None = None
-    picks: dict[int, Pick] = field(default_factory=dict)
-    """Requests sent there that have not ended, by number, in the order they were sent."""
-    owed_s: float = 0.0
-    """Seconds of prefill that it owed at `owed_at_s` to requests sent there."""
-    owed_at_s: float = 0.0
-    tokens: int = 0
-    """Tokens of the prompts sent there that have not ended."""
-    worked_s: float = 0.0
-    """Seconds of prefill sent there of late: it fades."""
-    worked_at_s: float = 0.0
-
-    def fresh(self, now_s: float) -> Signals | None:
-        """Return what it said if that is recent enough."""
-        signals = self.signals
-        return signals if signals is not None and now_s - signals.at_s <= STALE_S else None
-
-    def queue(self, now_s: float) -> int:
-        """Return how many requests wait or run there: ours since it spoke, and all it spoke of."""
-        signals = self.fresh(now_s)
-        if signals is None:
-            return len(self.picks)
-        return max(len(self.picks), signals.waiting + signals.running)
-
-    def owed(self, now_s: float) -> float:
-        """Return the seconds of prefill that it owes now: it works them off meanwhile."""
-        return max(0.0, self.owed_s - (now_s - self.owed_at_s))
-
-    def worked(self, now_s: float) -> float:
-        """Return the share of its time that it worked on prompts of late, about."""
-        return self.worked_s * math.exp((self.worked_at_s - now_s) / RECENT_S) / RECENT_S
-
-
-@dataclass(slots=True)
-class Ask:
-    """A prompt that wants a replica."""
-
-    names: Sequence[int]
-    """Of its whole blocks."""
-    ends: Sequence[int]
-    """In tokens, of those."""
-    sizes: Sequence[int]
-    tokens: int
-    """Of the whole prompt."""
-
-
-@dataclass(slots=True)
-class Pick:
-    """A request at a replica, until it ends."""
-
-    number: int
-    replica: Replica
-    ask: Ask
-    at_s: float
-    held: int
-    """Tokens of the prompt that the replica should have in its cache."""
-    prefill_s: float
-    """What the rest should take."""
-    expected_s: float
-    """To its first token."""
-    started: bool = False
-
-
-class Strategy(Protocol):
-    """Weighs the replicas of a pool for one prompt; the least weight is picked."""
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """Return a weight for each of `replicas`, which hold so many tokens of the prompt."""
-
-
-class Expected:
-    """The least expected time to the first token: owed work, own work, and the answers between."""
-
-    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 12.0) -> None:
-        self._cost: Final = cost
-        self.own_weight = own_weight
-        """A prefill done twice also takes room in two caches: it weighs more than waiting does."""
-        self.balance_s = balance_s
-        """What a replica that only works on prompts is worse than an idle one, in seconds: what is
-        asked today comes back tomorrow, so new prefixes and copies go where the least is done."""
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        cost, weight = self._cost, self.own_weight
-        seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
-        share = cost.decode_s
-        return [
-            replica.owed(now_s)
-            + weight * seconds[have]
-            + share * replica.queue(now_s)
-            + self.balance_s * replica.worked(now_s)
-            for replica, have in zip(replicas, held, strict=True)
-        ]
-
-
-class Blend:
-    """The weighted sum of prefix, queue and memory that llm-d began with, 3 : 3 : 2 by default."""
-
-    def __init__(self, prefix: float = 3, queue: float = 3, kv: float = 2) -> None:
-        self.prefix, self.queue, self.kv = prefix, queue, kv
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        queues = [replica.queue(now_s) for replica in replicas]
-        least, most = min(queues), max(queues)
-        spread = most - least or 1
-        weights: list[float] = []
-        for replica, have, queue in zip(replicas, held, queues, strict=True):
-            signals = replica.fresh(now_s)
-            usage = signals.kv_usage if signals else 0.0
-            score = (
-                self.prefix * have / max(1, ask.tokens)
-                + self.queue * (most - queue) / spread
-                + self.kv * (1 - usage)
-            )
-            weights.append(-score)
-        return weights
-
-
-class Affinity:
-    """Those that hold most of the prompt, and of them the one with the least tokens to work on.
-
-    A replica whose load costs more than the prefix saves is left for the least loaded of all.
+    No more than `MOST_NAMED_BYTES` are looked at; `tokens` says how many it has when these are not
+    all of it.
     """
-
-    def __init__(self, threshold: float = 0.80, most_tokens_ahead: int = 32_768) -> None:
-        self.threshold = threshold
-        self.most_tokens_ahead = most_tokens_ahead
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        least = min(replica.tokens for replica in replicas)
-        enough = self.threshold * ask.tokens
-        far = 1e12
-        return [
-            replica.tokens
-            + (0.0 if have >= enough and replica.tokens - least <= self.most_tokens_ahead else far)
-            for replica, have in zip(replicas, held, strict=True)
-        ]
-
-
-class LeastLoad:
-    """The fewest requests waiting or running."""
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        return [replica.queue(now_s) for replica in replicas]
-
-
-class Random:
-    """Any."""
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        return [0.0] * len(replicas)
-
-
-class RoundRobin:
-    """Each in its turn."""
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def weigh(
-        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
-    ) -> list[float]:
-        """See `Strategy`."""
-        self._turn += 1
-        count = len(replicas)
-        return [(index - self._turn) % count for index in range(count)]
+    names = names_of(prompt[:MOST_NAMED_BYTES], seed)
+    counted = len(prompt) // TOKEN_BYTES
+    named = min(counted, MOST_NAMED_BYTES // TOKEN_BYTES)
+    return Ask(names, block_ends(named), block_sizes(named), tokens or counted, watched)
 
 
 class Picker:
@@ -237,61 +75,190 @@ class Picker:
         *,
         explore: float = 0.02,
         rng: Callable[[], float] = random.random,
+        index: PrefixIndex | None = None,
+        learns: bool = True,
+        name: str = "",
+        probes: bool = True,
     ) -> None:
+        """Make a picker without replicas.
+
+        `explore` is the share of picks that try another replica; `rng` returns numbers from 0 to 1.
+        `probes` lets requests find out whether an avoided replica is back; without, somebody else
+        has to, and say so by `back`.
+        """
         self.strategy = strategy
+        """May be changed at any time, as its own numbers may."""
         self.cost: Final = cost
-        self.index: Final = PrefixIndex()
+        self.index: Final = index or PrefixIndex()
         self.replicas: Final[dict[str, Replica]] = {}
         self.explore = explore
+        self.learns = learns
+        self.probes = probes
+        self.name = name or type(strategy).__name__
+        """What explanations call the strategy."""
+        self.failed = 0
+        """How often the strategy failed, so that the least loaded replica was picked."""
         self._rng: Final = rng
         self._numbers = 0
         self._picks = 0
 
     def add(self, address: str, room_tokens: int) -> Replica:
-        """Take a replica in, which holds so many tokens."""
-        replica = self.replicas[address] = Replica(self._numbers, address)
-        self._numbers += 1
+        """Take a replica in, which holds so many tokens; one that is there gets so much room."""
+        replica = self.replicas.get(address)
+        if replica is None:
+            number = (~self._numbers & self._numbers + 1).bit_length() - 1  # the least that is free
+            self._numbers |= 1 << number
+            replica = self.replicas[address] = Replica(number, address)
         self.index.add(replica.number, room_tokens)
         return replica
 
-    def pick(self, ask: Ask, now_s: float) -> Pick:
-        """Choose a replica and count on it."""
-        replicas = list(self.replicas.values())
+    def remove(self, address: str) -> None:
+        """Forget a replica; what is under way there may end later."""
+        replica = self.replicas.pop(address, None)
+        if replica is not None:
+            self._numbers &= ~(1 << replica.number)
+            self.index.remove(replica.number)
+
+    def restarted(self, address: str) -> None:
+        """Say that a replica has begun anew: its cache is empty, and it owes nothing."""
+        replica = self.replicas.get(address)
+        if replica is not None:
+            self.index.clear(replica.number)
+            replica.owed_s = 0.0
+
+    def heard(self, address: str, signals: Signals) -> None:
+        """Say what a replica says of itself."""
+        replica = self.replicas.get(address)
+        if replica is not None:
+            replica.hear(signals)
+
+    def refused(self, address: str, now_s: float) -> None:
+        """Say that a replica took no connection: it is avoided until something starts there."""
+        replica = self.replicas.get(address)
+        if replica is not None:
+            replica.avoided_s = now_s
+
+    def back(self, address: str) -> None:
+        """Say that a replica answers again."""
+        replica = self.replicas.get(address)
+        if replica is not None:
+            replica.avoided_s = replica.probe = None
+
+    def avoided(self, now_s: float) -> list[Replica]:
+        """Return the replicas that do not answer, as far as is known."""
+        return [one for one in self.replicas.values() if self._is_avoided(one, now_s)]
+
+    def pick(self, ask: Ask, now_s: float, subset: Collection[str] | None = None) -> Pick:
+        """Choose a replica and count on it; raise `LookupError` when there is none in `subset`."""
+        every: Sequence[Replica] = (
+            list(self.replicas.values())
+            if subset is None
+            else [one for address, one in self.replicas.items() if address in subset]
+        )
+        if not every:
+            raise LookupError("no replica to pick from")
+        avoided = [one for one in every if self._is_avoided(one, now_s)]
+        replicas = every
+        probe: Replica | None = None
+        if avoided and len(avoided) < len(every):
+            replicas = [one for one in every if one.avoided_s is None]
+            probe = next((one for one in avoided if self._may_probe(one, now_s)), None)
         held = self._held(ask, replicas)
-        weights = self.strategy.weigh(ask, replicas, held, now_s)
+        weights, name = self._weigh(ask, replicas, held, now_s)
         best = min(weights)
-        ties = [index for index, weight in enumerate(weights) if weight <= best]
-        chosen = ties[int(self._rng() * len(ties))] if len(ties) > 1 else ties[0]
+        order = sorted(range(len(replicas)), key=weights.__getitem__)
+        ties = weights.count(best)
+        if ties > 1:
+            at = int(self._rng() * ties)
+            order[0], order[at] = order[at], order[0]
+        chosen = order[0]
         if self.explore and self._rng() < self.explore:
-            chosen = self._other(ask, replicas, held, chosen, now_s)
-        return self._send(ask, replicas[chosen], held[chosen], now_s)
+            other = self._other(ask, replicas, held, chosen, now_s)
+            if other != chosen:
+                chosen, name = other, f"{name}, exploring"
+        shown = [(weights[at], held[at], replicas[at]) for at in order[:MOST_SHOWN]]
+        if probe is not None:
+            pick = self._send(ask, probe, self._held(ask, (probe,))[0], now_s)
+            probe.probe, name = pick, f"{name}, probing"
+        else:
+            pick = self._send(ask, replicas[chosen], held[chosen], now_s)
+        pick.best, pick.strategy = shown, name
+        return pick
+
+    def moved(self, pick: Pick, address: str, now_s: float) -> Pick:
+        """Say that another replica serves a request, since the first one refused it.
+
+        Return the pick that is to be ended in the place of `pick`.
+        """
+        if address == pick.replica.address:
+            return pick
+        self.ended(pick, now_s, good=False)
+        self.refused(pick.replica.address, now_s)
+        replica = self.replicas.get(address)
+        if replica is None:
+            return pick
+        moved = self._send(pick.ask, replica, self._held(pick.ask, (replica,))[0], now_s)
+        moved.best, moved.strategy = pick.best, pick.strategy
+        return moved
 
     def started(self, pick: Pick, now_s: float) -> None:
-        """Say that the first token came: what was asked there before it is prefilled as well."""
+        """Say that the first token came: what was asked there before it is prefilled as well.
+
+        Of a request whose first token nobody watches, say it once anything came.
+        """
         if pick.started:
             return
-        pick.started = True
         replica = pick.replica
-        ahead = 0.0
-        for other in replica.picks.values():
+        replica.started_s = now_s
+        replica.avoided_s = replica.probe = None
+        ahead_s = 0.0
+        through: list[Pick] = []
+        for other in replica.unstarted.values():
             if other.number <= pick.number:
                 other.started = True
-            elif not other.started:
-                ahead += other.prefill_s
-        replica.owed_s, replica.owed_at_s = ahead, now_s
+                through.append(other)
+            else:
+                ahead_s += other.prefill_s
+        for other in through:
+            del replica.unstarted[other.number]
+        if not pick.ask.watched:
+            ahead_s = min(ahead_s, replica.owed(now_s))
+            replica.busy_s = math.nan
+        replica.owed_s, replica.owed_at_s = ahead_s, now_s
+        if self.learns:
+            self._learn(replica, through, now_s)
 
     def ended(self, pick: Pick, now_s: float, *, good: bool = True) -> None:
         """Say that the request is over."""
         replica = pick.replica
-        if replica.picks.pop(pick.number, None) is None:
+        if pick.number not in replica.picks:
             return
+        self._is_avoided(replica, now_s)  # the last chance to see that this one was late
+        del replica.picks[pick.number]
         replica.tokens -= pick.ask.tokens
+        replica.moved_s = now_s
+        if replica.probe is pick:
+            replica.probe, replica.avoided_s = None, now_s
         if not pick.started:
+            del replica.unstarted[pick.number]
             replica.owed_s = max(0.0, replica.owed(now_s) - pick.prefill_s)
             replica.owed_at_s = now_s
-        if not good:
+            replica.busy_s = math.nan
+        if not good and self.replicas.get(replica.address) is replica:
             kept = sum(1 for end in pick.ask.ends if end <= pick.held)
             self.index.forget(replica.number, pick.ask.names[kept:])
+
+    def _weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> tuple[list[float], str]:
+        """Return weights, and who weighed: whatever a strategy does, there are some."""
+        weights: list[float] = []
+        with suppress(Exception):  # a strategy must not cost a request its replica
+            weights = self.strategy.weigh(ask, replicas, held, now_s)
+        if len(weights) == len(replicas) and not math.isnan(sum(weights)):
+            return weights, self.name
+        self.failed += 1
+        return _LEAST_LOAD.weigh(ask, replicas, held, now_s), "least_load"
 
     def _held(self, ask: Ask, replicas: Sequence[Replica]) -> list[int]:
         """Return how many tokens of the prompt each replica should hold."""
@@ -329,16 +296,52 @@ class Picker:
                 return at
         return chosen
 
+    def _is_avoided(self, replica: Replica, now_s: float) -> bool:
+        if replica.avoided_s is None and replica.unstarted and replica.is_late(now_s):
+            replica.avoided_s = now_s
+        return replica.avoided_s is not None
+
+    def _may_probe(self, replica: Replica, now_s: float) -> bool:
+        """Tell whether a request may go to a replica that is avoided: one at a time."""
+        avoided_s = replica.avoided_s
+        return (
+            self.probes
+            and replica.probe is None
+            and avoided_s is not None
+            and now_s - avoided_s >= PROBE_S
+        )
+
     def _send(self, ask: Ask, replica: Replica, held: int, now_s: float) -> Pick:
         self._picks += 1
-        seconds = self.cost.seconds(held, ask.tokens)
+        cost = self.cost
+        seconds = cost.seconds(held, ask.tokens)
         owed = replica.owed(now_s)
-        expected_s = owed + seconds + self.cost.decode_s * replica.queue(now_s)
-        pick = Pick(self._picks, replica, ask, now_s, held, seconds, expected_s)
+        queue = replica.queue(now_s)
+        expected_s = owed + seconds + cost.decode_s * queue + cost.base_s
+        pick = Pick(self._picks, replica, ask, now_s, held, seconds, expected_s, queue)
         replica.owed_s, replica.owed_at_s = owed + seconds, now_s
-        replica.worked_s = replica.worked(now_s) * RECENT_S + seconds
-        replica.worked_at_s = now_s
-        replica.picks[pick.number] = pick
+        replica.add_work(seconds, now_s)
+        if not replica.unstarted:
+            replica.busy_s = now_s
+            replica.done.clear()
+        replica.picks[pick.number] = replica.unstarted[pick.number] = pick
         replica.tokens += ask.tokens
+        replica.moved_s = now_s
         self.index.record(replica.number, ask.names, ask.sizes)
         return pick
+
+    def _learn(self, replica: Replica, through: Sequence[Pick], now_s: float) -> None:
+        """Learn from what was prefilled since the replica was idle, or since it was last learned.
+
+        One by one they would teach nonsense: those of one step are through at the same time.
+        """
+        done = replica.done
+        done += through
+        if replica.unstarted and len(done) < BATCH:
+            return
+        if not replica.others_waiting:
+            prefills = [Prefill(one.held, one.ask.tokens, one.queue) for one in done]
+            self.cost.learn(prefills, now_s - replica.busy_s)
+        done.clear()
+        if replica.unstarted and not math.isnan(replica.busy_s):
+            replica.busy_s = now_s

@@ -1,0 +1,185 @@
+"""What is known of one model replica: what it says, what it was sent, and whether it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+STALE_S: Final = 2.0
+"""What a replica said longer ago than this says nothing of how it is."""
+RECENT_S: Final = 90.0
+"""Work sent so long ago counts for a third of the same work just sent."""
+LATE_S: Final = 1.5
+"""A first token may come so late whatever was expected, before its replica is avoided."""
+LATE_TIMES: Final = 3.0
+"""Later than so many times the expected time is late: a prompt of seconds is guessed badly too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a replica says of itself."""
+
+    at_s: float
+    """When it said so, on the picker's clock."""
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    """What part of the memory for keys and values is in use, 0 to 1."""
+    gpu_usage: float | None = None
+    """What part of its time the GPU works, 0 to 1, where that is told."""
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A prompt that wants a replica."""
+
+    names: Sequence[int]
+    """Of its whole blocks."""
+    ends: Sequence[int]
+    """In tokens, of those."""
+    sizes: Sequence[int]
+    tokens: int
+    """Of the whole prompt."""
+    watched: bool = True
+    """Its first token will be seen when it comes. Without, it says nothing of a replica's speed."""
+
+
+@dataclass(slots=True, eq=False)
+class Pick:
+    """A request at a replica, until it ends."""
+
+    number: int
+    replica: Replica
+    ask: Ask
+    at_s: float
+    held: int
+    """Tokens of the prompt that the replica should have in its cache."""
+    prefill_s: float
+    """What the rest should take."""
+    expected_s: float
+    """To its first token."""
+    queue: int = 0
+    """How many requests the replica had when this one was sent."""
+    best: Sequence[tuple[float, int, Replica]] = ()
+    """The weight of the few best, the tokens that they held, and who they are; best first."""
+    strategy: str = ""
+    """Who weighed, and whether the choice was another one: `least_load`, `expected, exploring`."""
+    started: bool = False
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where to send the request: there, or else there."""
+        chosen = self.replica
+        others = (one.address for _, _, one in self.best if one is not chosen)
+        return (chosen.address, *list(others)[:1])
+
+    @property
+    def why(self) -> str:
+        """What decided, in a few words."""
+        seen = ", ".join(f"{one.address} {weight:.4g} ({held})" for weight, held, one in self.best)
+        return f"{self.strategy}: {seen}"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What is known of one replica."""
+
+    number: int
+    """Its bit in the sets of the prefix index."""
+    address: str
+    signals: Signals | None = None
+    said_s: float = 0.0
+    """Since when it has been saying the same."""
+    others_waiting: int = 0
+    """Requests that wait there and are none of ours: other gateways share the replica."""
+    others_running: int = 0
+    picks: dict[int, Pick] = field(default_factory=dict)
+    """Requests sent there that have not ended, by number, in the order they were sent."""
+    unstarted: dict[int, Pick] = field(default_factory=dict)
+    """Those of them without a first token yet."""
+    owed_s: float = 0.0
+    """Seconds of prefill that it owed at `owed_at_s` to requests sent there."""
+    owed_at_s: float = 0.0
+    tokens: int = 0
+    """Tokens of the prompts sent there that have not ended."""
+    worked_s: float = 0.0
+    """Seconds of prefill sent there of late: it fades."""
+    worked_at_s: float = 0.0
+    moved_s: float = 0.0
+    """When a request was last sent there or ended there."""
+    started_s: float = -math.inf
+    """When something last started there."""
+    avoided_s: float | None = None
+    """Since when it is avoided: it was late, or refused a connection."""
+    probe: Pick | None = None
+    """The request sent there, though it is avoided, to see whether it starts."""
+    busy_s: float = 0.0
+    """When the prefills that are under way began, for what is learned of their cost."""
+    done: list[Pick] = field(default_factory=list)
+    """Those of them that are through."""
+
+    def fresh(self, now_s: float) -> Signals | None:
+        """Return what it said if that is recent enough, and not the same for ever.
+
+        Figures that stood still while requests came and went are those of a stuck exporter.
+        """
+        signals = self.signals
+        if signals is None or now_s - signals.at_s > STALE_S:
+            return None
+        return None if self.moved_s - self.said_s > STALE_S else signals
+
+    def hear(self, signals: Signals) -> None:
+        """Take what it said, and reckon from it what others sent there.
+
+        The lesser of two readings counts: between two scrapes our own requests come and go.
+        """
+        before = self.signals
+        waiting = max(0, signals.waiting - len(self.unstarted))
+        running = max(0, signals.waiting + signals.running - len(self.picks) - waiting)
+        if before is None:
+            self.others_waiting, self.others_running = waiting, running
+            self.said_s = signals.at_s
+        else:
+            gone = max(0, before.waiting - len(self.unstarted))
+            self.others_waiting = min(waiting, gone)
+            left = max(0, before.waiting + before.running - len(self.picks) - self.others_waiting)
+            self.others_running = min(running, left)
+            if (before.waiting, before.running, before.kv_usage) != (
+                signals.waiting,
+                signals.running,
+                signals.kv_usage,
+            ):
+                self.said_s = signals.at_s
+        self.signals = signals
+
+    def queue(self, now_s: float) -> int:
+        """Return how many requests wait or run there: ours, and those of others it spoke of."""
+        others = self.others_waiting + self.others_running
+        return len(self.picks) + (others if others and self.fresh(now_s) else 0)
+
+    def waiting_of_others(self, now_s: float) -> int:
+        """Return how many requests of others wait there."""
+        return self.others_waiting if self.others_waiting and self.fresh(now_s) else 0
+
+    def owed(self, now_s: float) -> float:
+        """Return the seconds of prefill that it owes now: it works them off meanwhile."""
+        return max(0.0, self.owed_s - (now_s - self.owed_at_s))
+
+    def worked(self, now_s: float) -> float:
+        """Return the share of its time that it worked on prompts of late, about."""
+        return self.worked_s * math.exp((self.worked_at_s - now_s) / RECENT_S) / RECENT_S
+
+    def add_work(self, seconds: float, now_s: float) -> None:
+        """Count so much prefill sent there now."""
+        self.worked_s = self.worked(now_s) * RECENT_S + seconds
+        self.worked_at_s = now_s
+
+    def is_late(self, now_s: float) -> bool:
+        """Tell whether a first token should have come, while nothing started since it was asked."""
+        for pick in self.unstarted.values():
+            if pick.ask.watched:
+                since_s = max(pick.at_s, self.started_s)
+                return now_s - since_s > max(LATE_S, LATE_TIMES * pick.expected_s)
+        return False

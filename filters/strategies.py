@@ -1,0 +1,144 @@
+"""Ways to weigh the replicas of a pool for one prompt; the least weight is picked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from filters.prefill_cost import PrefillCost
+from filters.replica import Ask, Replica
+
+FAR: Final = 1e12
+"""More than any replica's tokens: it comes behind all that hold enough of the prompt."""
+
+
+class Strategy(Protocol):
+    """Weighs the replicas of a pool for one prompt; the least weight is picked."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """Return a weight for each of `replicas`, which hold so many tokens of the prompt."""
+
+
+class Expected:
+    """The least expected time to the first token: owed work, own work, and the answers between."""
+
+    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 12.0) -> None:
+        self._cost: Final = cost
+        self.own_weight = own_weight
+        """A prefill done twice also takes room in two caches: it weighs more than waiting does."""
+        self.balance_s = balance_s
+        """What a replica that only works on prompts is worse than an idle one, in seconds: what is
+        asked today comes back tomorrow, so new prefixes and copies go where the least is done."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`. What others wait for at a replica is taken to be like this prompt."""
+        cost, weight, balance_s = self._cost, self.own_weight, self.balance_s
+        seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
+        share, another_s = cost.decode_s, cost.seconds(0, ask.tokens)
+        return [
+            replica.owed(now_s)
+            + weight * seconds[have]
+            + share * replica.queue(now_s)
+            + another_s * replica.waiting_of_others(now_s)
+            + balance_s * replica.worked(now_s)
+            for replica, have in zip(replicas, held, strict=True)
+        ]
+
+
+class Blend:
+    """The weighted sum of prefix, queue and memory that llm-d began with, 3 : 3 : 2 by default."""
+
+    def __init__(self, prefix: float = 3, queue: float = 3, kv: float = 2) -> None:
+        self.prefix, self.queue, self.kv = prefix, queue, kv
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`."""
+        queues = [replica.queue(now_s) for replica in replicas]
+        least, most = min(queues), max(queues)
+        spread = most - least or 1
+        weights: list[float] = []
+        for replica, have, queue in zip(replicas, held, queues, strict=True):
+            signals = replica.fresh(now_s)
+            usage = signals.kv_usage if signals else 0.0
+            score = (
+                self.prefix * have / max(1, ask.tokens)
+                + self.queue * (most - queue) / spread
+                + self.kv * (1 - usage)
+            )
+            weights.append(-score)
+        return weights
+
+
+class Affinity:
+    """Those that hold most of the prompt, and of them the one with the least tokens to work on.
+
+    A replica whose load costs more than the prefix saves is left for the least loaded of all.
+    """
+
+    def __init__(self, threshold: float = 0.80, most_tokens_ahead: int = 32_768) -> None:
+        self.threshold = threshold
+        self.most_tokens_ahead = most_tokens_ahead
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`."""
+        least = min(replica.tokens for replica in replicas)
+        enough = self.threshold * ask.tokens
+        return [
+            replica.tokens
+            + (0.0 if have >= enough and replica.tokens - least <= self.most_tokens_ahead else FAR)
+            for replica, have in zip(replicas, held, strict=True)
+        ]
+
+
+class LeastLoad:
+    """The fewest requests waiting or running."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`."""
+        return [replica.queue(now_s) for replica in replicas]
+
+
+class Random:
+    """Any."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`."""
+        return [0.0] * len(replicas)
+
+
+class RoundRobin:
+    """Each in its turn."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        """See `Strategy`."""
+        self._turn += 1
+        count = len(replicas)
+        return [(index - self._turn) % count for index in range(count)]
+
+
+STRATEGIES: Final[Mapping[str, Callable[[PrefillCost], Strategy]]] = {
+    "expected": Expected,
+    "blend": lambda cost: Blend(),
+    "affinity": lambda cost: Affinity(),
+    "least_load": lambda cost: LeastLoad(),
+    "random": lambda cost: Random(),
+    "round_robin": lambda cost: RoundRobin(),
+}
+"""By the word in settings; the first is the one without any."""

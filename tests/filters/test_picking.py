@@ -1,0 +1,556 @@
+"""A picker knows who has what to do, and picks from those that are there."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from filters.picking import EXPLORE_S, PROBE_S, Ask, Pick, Picker, Replica, Signals, ask_of
+from filters.prefill_cost import PrefillCost
+from filters.prefix_blocks import MOST_NAMED_BYTES
+from filters.replica import LATE_S, STALE_S
+from filters.strategies import STRATEGIES, Affinity, Blend, Expected
+
+ROOM = 1_000_000
+A, B, C, D = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.4:8000"
+EVERY = tuple(STRATEGIES)
+
+
+def cost() -> PrefillCost:
+    return PrefillCost(token_s=1e-4, doubles=32_768, decode_s=1e-3, base_s=0.01)
+
+
+def made(strategy: str = "expected", *addresses: str, explore: float = 0.0) -> Picker:
+    """Return a picker over `addresses`, four unless they are said, with foreseeable dice."""
+    costs = cost()
+    picker = Picker(
+        STRATEGIES[strategy](costs),
+        costs,
+        explore=explore,
+        rng=random.Random(7).random,
+        name=strategy,
+    )
+    for address in addresses or (A, B, C, D):
+        picker.add(address, ROOM)
+    return picker
+
+
+def asked(text: str = "", tokens: int = 1_000, *, watched: bool = True) -> Ask:
+    """Return a prompt of so many tokens that begins with `text` over and over."""
+    return ask_of(((text or "x") * 4 * tokens).encode()[: 4 * tokens], "m", watched=watched)
+
+
+def numbers() -> Iterator[str]:
+    return (f"{number} " for number in range(1_000_000))
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_nobody_is_picked_where_nobody_is(strategy: str) -> None:
+    """A pool may have lost all its replicas."""
+    picker = made(strategy, A)
+    picker.remove(A)
+    with pytest.raises(LookupError):
+        picker.pick(asked(), 0.0)
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_only_those_allowed_are_picked(strategy: str) -> None:
+    """Whoever asks may say who comes into question; strangers among them are nobody."""
+    picker = made(strategy, explore=0.5)
+    texts = numbers()
+    picks = [picker.pick(asked(next(texts)), 0.0, {B, D, "10.9.9.9:1"}) for _ in range(40)]
+    assert {B, D} == {address for pick in picks for address in pick.addresses}
+
+
+def test_a_subset_of_strangers_is_nobody() -> None:
+    """Another replica than those allowed is no answer."""
+    with pytest.raises(LookupError):
+        made().pick(asked(), 0.0, {"10.9.9.9:1"})
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_the_second_address_is_another_replica(strategy: str) -> None:
+    """It is where the request goes when the first one takes no connection."""
+    picker = made(strategy, A, B)
+    first, second = picker.pick(asked(), 0.0).addresses
+    assert {A, B} == {first, second}
+
+
+def test_one_replica_alone_has_no_second() -> None:
+    """There is nothing to fall back on."""
+    assert (A,) == made("expected", A).pick(asked(), 0.0).addresses
+
+
+def test_a_prompt_goes_where_its_beginning_is() -> None:
+    """The rest of it costs less there than all of it elsewhere."""
+    picker = made()
+    first = picker.pick(asked("a", 4_000), 0.0)
+    picker.started(first, 1.0)
+    picker.ended(first, 2.0)
+    again = picker.pick(asked("a", 4_096), 3.0)
+    assert (first.replica, 4_000 // 64 * 64) == (again.replica, again.held)
+
+
+def test_a_prompt_leaves_its_beginning_behind_where_too_much_waits() -> None:
+    """Twice its own prefill is less than what is owed there."""
+    picker = made("expected", A, B)
+    assert isinstance(picker.strategy, Expected)
+    picker.strategy.balance_s = 0.0
+    first = picker.pick(asked("a", 1_000), 0.0)
+    others = [picker.pick(asked("a", 1_000), 0.0).replica for _ in range(200)]
+    assert {first.replica.address, *(one.address for one in others)} == {A, B}
+
+
+def test_equals_are_picked_in_turns_of_the_dice() -> None:
+    """Four Forebays that start at the same time must not all begin with the same replica."""
+    picker = made("random")
+    picked = {picker.pick(asked(), 0.0).replica.address for _ in range(60)}
+    assert {A, B, C, D} == picked
+
+
+def test_round_robin_takes_each_in_its_turn() -> None:
+    """All have the same number of requests."""
+    picker = made("round_robin")
+    picked = [picker.pick(asked(), 0.0).replica.address for _ in range(8)]
+    assert [2] * 4 == [picked.count(address) for address in (A, B, C, D)]
+
+
+def test_the_least_load_counts_what_others_sent() -> None:
+    """What a replica says of itself is more than what was sent from here."""
+    picker = made("least_load", A, B)
+    picker.heard(A, Signals(0.0, waiting=3, running=5))
+    assert [B] * 8 == [picker.pick(asked(), 0.1).replica.address for _ in range(8)]
+
+
+def test_what_is_said_twice_is_counted_once() -> None:
+    """Our own requests are among those that a replica speaks of."""
+    picker = made("least_load", A)
+    for _ in range(3):
+        picker.pick(asked(), 0.0)
+    picker.heard(A, Signals(0.1, waiting=2, running=1))
+    assert 3 == picker.replicas[A].queue(0.1)
+
+
+def test_expectation_counts_the_queue_of_others() -> None:
+    """Each of them is taken to be a prompt such as this one."""
+    picker = made("expected", A, B)
+    picker.heard(A, Signals(0.0, waiting=2))
+    assert [B, B] == [picker.pick(asked(f"{at} "), 0.1).replica.address for at in range(2)]
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_replica_that_says_nothing_is_picked_all_the_same(strategy: str) -> None:
+    """A scrape that failed says something of the way there, not of the model."""
+    picker = made(strategy, A, B)
+    for address in (A, B):
+        picker.heard(address, Signals(0.0, waiting=1))
+    texts = numbers()
+    picked = {picker.pick(asked(next(texts)), 2 * STALE_S).replica.address for _ in range(40)}
+    assert {A, B} == picked
+
+
+def test_figures_that_stand_still_are_not_believed() -> None:
+    """An exporter that is stuck goes on saying what it said."""
+    picker = made("least_load", A)
+    for tenth in range(60):
+        picker.heard(A, Signals(tenth / 10, waiting=9, kv_usage=0.3))
+        if tenth == 55:
+            picker.pick(asked(), 5.5)
+    assert 1 == picker.replicas[A].queue(6.0)
+
+
+def test_figures_of_an_idle_replica_stand_still_and_are_believed() -> None:
+    """Nothing happened that they would have to show."""
+    picker = made("least_load", A)
+    for tenth in range(60):
+        picker.heard(A, Signals(tenth / 10, waiting=9, kv_usage=0.3))
+    assert 9 == picker.replicas[A].queue(6.0)
+
+
+def test_the_blend_leaves_full_memory_alone() -> None:
+    """The last of the three scores decides where the others are equal."""
+    picker = made("blend", A, B)
+    picker.heard(A, Signals(0.0, kv_usage=0.9))
+    picker.heard(B, Signals(0.0, kv_usage=0.2))
+    assert B == picker.pick(asked(), 0.1).replica.address
+
+
+def test_weights_can_be_changed_while_picks_are_under_way() -> None:
+    """The next pick goes by the ones it finds."""
+    picker = made("blend", A, B)
+    assert isinstance(picker.strategy, Blend)
+    first = picker.pick(asked("a", 4_000), 0.0)
+    picker.strategy.prefix, picker.strategy.queue = 0.0, 3.0
+    assert first.replica is not picker.pick(asked("a", 4_000), 0.1).replica
+
+
+def test_affinity_leaves_a_replica_with_too_much_to_do() -> None:
+    """What it has ahead costs more than the prefix saves."""
+    picker = made("affinity", A, B)
+    assert isinstance(picker.strategy, Affinity)
+    picker.strategy.most_tokens_ahead = 10_000
+    picked = [picker.pick(asked("a", 4_000), 0.0).replica.address for _ in range(4)]
+    assert (1, 3) == (len(set(picked[:3])), picked.count(picked[0]))
+
+
+def test_exploration_pays_for_no_prefill() -> None:
+    """A copy of what another replica holds would take the place of something else."""
+    picker = made(explore=1.0)
+    long = asked("a", int(10 * EXPLORE_S / 1e-4))
+    first = picker.pick(long, 0.0)
+    assert {first.replica} == {picker.pick(long, 0.0).replica for _ in range(20)}
+
+
+def test_exploration_says_so() -> None:
+    """Who reads why must see that it was no mistake."""
+    picker = made(explore=1.0)
+    texts = numbers()
+    whys = [picker.pick(asked(next(texts), 64), 0.0).why for _ in range(20)]
+    assert any(why.startswith("expected, exploring: ") for why in whys)
+
+
+class Raises:
+    """A strategy with a bug."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        raise ZeroDivisionError
+
+
+class TooFew:
+    """Another one."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        return [0.0]
+
+
+class NoNumbers:
+    """A third one."""
+
+    def weigh(
+        self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
+    ) -> list[float]:
+        return [math.nan] * len(replicas)
+
+
+@pytest.mark.parametrize("strategy", [Raises(), TooFew(), NoNumbers()])
+def test_whatever_a_strategy_does_the_least_loaded_is_picked(
+    strategy: Raises | TooFew | NoNumbers,
+) -> None:
+    """And it is counted, and said."""
+    picker = made("expected", A, B)
+    picker.strategy = strategy
+    first, second = picker.pick(asked(), 0.0), picker.pick(asked(), 0.0)
+    assert {A, B} == {first.replica.address, second.replica.address}
+    assert (2, "least_load") == (picker.failed, second.strategy)
+
+
+def test_why_names_the_best_with_weights_and_tokens() -> None:
+    """Enough to understand a pick from its note."""
+    picker = made("least_load", A, B)
+    picker.heard(A, Signals(0.0, running=2))
+    assert f"least_load: {B} 0 (0), {A} 2 (0)" == picker.pick(asked(), 0.1).why
+
+
+def test_no_more_of_a_prompt_is_named_than_takes_a_moment() -> None:
+    """All of it is counted."""
+    long = ask_of(b"x" * (2 * MOST_NAMED_BYTES), "m")
+    assert MOST_NAMED_BYTES // 4 == long.ends[-1]
+    assert MOST_NAMED_BYTES // 2 == long.tokens
+
+
+def test_tenants_share_no_beginnings() -> None:
+    """Their caches are salted apart."""
+    picker = made("expected", A)
+    picker.pick(ask_of(b"x" * 4_000, "one"), 0.0)
+    assert 0 == picker.pick(ask_of(b"x" * 4_000, "other"), 0.0).held
+
+
+def test_a_failed_request_leaves_no_beginning_behind() -> None:
+    """Nobody knows how much of it was prefilled."""
+    picker = made("expected", A)
+    picker.ended(picker.pick(asked("a"), 0.0), 0.1, good=False)
+    assert 0 == picker.pick(asked("a"), 0.2).held
+
+
+def test_what_was_there_before_a_failed_request_stays() -> None:
+    """Another one brought it."""
+    picker = made("expected", A)
+    picker.ended(picker.pick(asked("a", 1_024), 0.0), 0.1)
+    picker.ended(picker.pick(asked("a", 2_048), 0.2), 0.3, good=False)
+    assert 1_024 == picker.pick(asked("a", 2_048), 0.4).held
+
+
+def test_a_replica_begun_anew_holds_and_owes_nothing() -> None:
+    """Its cache went with the process."""
+    picker = made("expected", A)
+    picker.pick(asked("a"), 0.0)
+    picker.restarted(A)
+    assert (0.0, 0) == (picker.replicas[A].owed(0.0), picker.pick(asked("a"), 0.0).held)
+
+
+def test_requests_at_a_removed_replica_end_without_a_trace() -> None:
+    """Its number belongs to another replica by then."""
+    picker = made("expected", A)
+    pick = picker.pick(asked("a"), 0.0)
+    picker.remove(A)
+    other = picker.add(B, ROOM)
+    kept = picker.pick(asked("a"), 0.1)
+    picker.ended(pick, 0.2, good=False)
+    assert pick.replica.number == other.number
+    assert kept.ask.ends[-1] == picker.pick(asked("a"), 0.3).held
+
+
+def test_the_least_number_free_is_given_again() -> None:
+    """The sets of the index are as long as there are replicas, however often they come and go."""
+    picker = made()
+    picker.remove(B)
+    picker.remove(C)
+    assert [1, 2, 4] == [picker.add(f"10.0.1.{at}:1", ROOM).number for at in range(3)]
+
+
+def test_a_replica_added_twice_keeps_what_it_has() -> None:
+    """It only has other room."""
+    picker = made("expected", A)
+    picker.pick(asked("a"), 0.0)
+    picker.add(A, ROOM // 2)
+    assert 1 == len(picker.replicas[A].picks)
+
+
+def test_a_first_token_settles_what_was_asked_before() -> None:
+    """A replica prefills in the order of arrival."""
+    picker = made("expected", A)
+    first, second, third = (picker.pick(asked(text), 0.0) for text in "abc")
+    picker.started(second, 0.5)
+    assert [True, True, False] == [pick.started for pick in (first, second, third)]
+    assert third.prefill_s == pytest.approx(picker.replicas[A].owed(0.5))
+
+
+# --- Replicas that do not answer -----------------------------------------------------------------
+
+
+def late(picker: Picker, address: str) -> tuple[Pick, float]:
+    """Have a request at `address` wait too long; return it and the time."""
+    pick = picker.pick(asked("late"), 0.0, {address})
+    return pick, LATE_S + 3 * pick.expected_s
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_late_replica_is_avoided(strategy: str) -> None:
+    """Nothing started there since a first token should have come."""
+    picker = made(strategy)
+    _, now_s = late(picker, A)
+    picked = {picker.pick(asked(), now_s).replica.address for _ in range(40)}
+    assert [A] == [one.address for one in picker.avoided(now_s)]
+    assert picked <= {B, C, D}
+
+
+def test_a_replica_where_others_start_is_not_late() -> None:
+    """It only has more to do than was thought."""
+    picker = made("expected", A, B)
+    early = picker.pick(asked("a"), 0.0, {A})
+    _, now_s = late(picker, A)
+    picker.started(early, now_s - 0.1)
+    assert [] == picker.avoided(now_s)
+
+
+def test_a_request_nobody_watches_makes_nothing_late() -> None:
+    """Its answer comes in one piece when all of it is written."""
+    picker = made("expected", A)
+    picker.pick(asked(watched=False), 0.0)
+    assert [] == picker.avoided(100.0)
+
+
+def test_a_client_that_gives_up_does_not_make_a_late_replica_good() -> None:
+    """It had its time."""
+    picker = made("expected", A, B)
+    pick, now_s = late(picker, A)
+    picker.ended(pick, now_s, good=False)
+    assert [A] == [one.address for one in picker.avoided(now_s)]
+
+
+def test_a_client_that_gives_up_early_says_nothing_of_a_replica() -> None:
+    """It would not have waited for another one either."""
+    picker = made("expected", A, B)
+    picker.ended(picker.pick(asked(), 0.0, {A}), 0.1, good=False)
+    assert [] == picker.avoided(10.0)
+
+
+def test_a_replica_that_refused_is_avoided_at_once() -> None:
+    """There is nothing to wait for."""
+    picker = made("expected", A, B)
+    picker.refused(A, 0.0)
+    assert {B} == {picker.pick(asked(), 0.0).replica.address for _ in range(10)}
+
+
+def test_one_request_at_a_time_tries_an_avoided_replica() -> None:
+    """The next one only when it came to nothing, and a while later."""
+    picker = made("least_load", A, B)
+    picker.refused(A, 0.0)
+    probe = picker.pick(asked(), PROBE_S)
+    others = {picker.pick(asked(), PROBE_S).replica.address for _ in range(5)}
+    picker.ended(probe, 2 * PROBE_S, good=False)
+    soon = picker.pick(asked(), 2 * PROBE_S)
+    later = picker.pick(asked(), 3 * PROBE_S)
+    assert ((A, B), {B}, (B,), (A, B)) == (
+        probe.addresses,
+        others,
+        soon.addresses,
+        later.addresses,
+    )
+
+
+def test_a_replica_is_back_when_something_starts_there() -> None:
+    """The probe was answered."""
+    picker = made("least_load", A, B)
+    picker.refused(A, 0.0)
+    picker.started(picker.pick(asked(), PROBE_S), PROBE_S + 0.1)
+    assert [] == picker.avoided(PROBE_S + 0.1)
+
+
+def test_a_replica_is_back_when_somebody_says_so() -> None:
+    """A picker that sends no probes is told by who does."""
+    picker = made("least_load", A, B)
+    picker.probes = False
+    picker.refused(A, 0.0)
+    before = {picker.pick(asked(), 9.0).replica.address for _ in range(5)}
+    picker.back(A)
+    assert ({B}, A) == (before, picker.pick(asked(), 9.0).replica.address)
+
+
+def test_where_all_are_avoided_all_are_tried() -> None:
+    """Any of them is better than none."""
+    picker = made("round_robin", A, B)
+    picker.refused(A, 0.0)
+    picker.refused(B, 0.0)
+    assert {A, B} == {picker.pick(asked(), 0.0).replica.address for _ in range(4)}
+
+
+def test_a_request_served_elsewhere_is_counted_there() -> None:
+    """The first replica refused it, and is avoided."""
+    picker = made("expected", A, B)
+    pick = picker.pick(asked("a"), 0.0, {A})
+    moved = picker.moved(pick, B, 0.1)
+    assert ([0, 1], [A]) == (
+        [len(picker.replicas[address].picks) for address in (A, B)],
+        [one.address for one in picker.avoided(0.1)],
+    )
+    picker.ended(moved, 0.2)
+    assert {} == picker.replicas[B].picks
+
+
+# --- Whatever happens ----------------------------------------------------------------------------
+
+
+class Books(RuleBasedStateMachine):
+    """Replicas come and go, requests are sent, start, move and end: what is counted is what is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picker = made("expected", explore=0.1)
+        self.now_s = 0.0
+        self.picks: list[Pick] = []
+        self.removed: list[Replica] = []
+
+    @rule(strategy=st.sampled_from(EVERY))
+    def change_strategy(self, strategy: str) -> None:
+        self.picker.strategy = STRATEGIES[strategy](self.picker.cost)
+
+    @rule(address=st.sampled_from((A, B, C, D)), room=st.integers(0, 5_000))
+    def add(self, address: str, room: int) -> None:
+        self.picker.add(address, room)
+
+    @rule(address=st.sampled_from((A, B, C, D)))
+    def remove(self, address: str) -> None:
+        if address in self.picker.replicas:
+            self.removed.append(self.picker.replicas[address])
+        self.picker.remove(address)
+
+    @precondition(lambda self: self.picker.replicas)
+    @rule(
+        text=st.text("ab", max_size=3),
+        tokens=st.integers(0, 3_000),
+        watched=st.booleans(),
+        subset=st.none() | st.sets(st.sampled_from((A, B, C, D)), min_size=1),
+    )
+    def pick(self, text: str, tokens: int, watched: bool, subset: set[str] | None) -> None:
+        there = set(self.picker.replicas)
+        allowed = there if subset is None else there & subset
+        if not allowed:
+            with pytest.raises(LookupError):
+                self.picker.pick(asked(text, tokens), self.now_s, subset)
+            return
+        pick = self.picker.pick(asked(text, tokens, watched=watched), self.now_s, subset)
+        assert set(pick.addresses) <= allowed
+        assert 0 <= pick.held <= tokens
+        assert pick.why
+        self.picks.append(pick)
+
+    @precondition(lambda self: self.picks)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.picker.started(data.draw(st.sampled_from(self.picks)), self.now_s)
+
+    @precondition(lambda self: self.picks)
+    @rule(data=st.data(), good=st.booleans())
+    def end(self, data: st.DataObject, good: bool) -> None:
+        pick = data.draw(st.sampled_from(self.picks))
+        self.picks.remove(pick)
+        self.picker.ended(pick, self.now_s, good=good)
+        self.picker.ended(pick, self.now_s, good=good)  # twice is once
+        self.picker.started(pick, self.now_s)  # and what starts after its end changes no count
+
+    @precondition(lambda self: self.picks)
+    @rule(data=st.data(), address=st.sampled_from((A, B, C, D)))
+    def move(self, data: st.DataObject, address: str) -> None:
+        pick = data.draw(st.sampled_from(self.picks))
+        self.picks.remove(pick)
+        self.picks.append(self.picker.moved(pick, address, self.now_s))
+
+    @rule(address=st.sampled_from((A, B, C, D)), waiting=st.integers(0, 9))
+    def hear(self, address: str, waiting: int) -> None:
+        self.picker.heard(address, Signals(self.now_s, waiting, waiting))
+
+    @rule(address=st.sampled_from((A, B, C, D)))
+    def refuse(self, address: str) -> None:
+        self.picker.refused(address, self.now_s)
+
+    @rule(address=st.sampled_from((A, B, C, D)))
+    def restart(self, address: str) -> None:
+        self.picker.restarted(address)
+
+    @rule(seconds=st.floats(0, 5))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def counts_are_those_of_requests_under_way(self) -> None:
+        under_way = {pick.number: pick for pick in self.picks}
+        for replica in (*self.picker.replicas.values(), *self.removed):
+            assert replica.picks.keys() <= under_way.keys()
+            assert replica.unstarted.keys() <= replica.picks.keys()
+            assert sum(pick.ask.tokens for pick in replica.picks.values()) == replica.tokens
+            assert replica.owed(self.now_s) >= 0
+
+    @invariant()
+    def numbers_are_those_of_replicas(self) -> None:
+        numbers = [replica.number for replica in self.picker.replicas.values()]
+        assert len(set(numbers)) == len(numbers)
+        assert all(number < 4 for number in numbers)
+
+    def teardown(self) -> None:
+        for pick in self.picks:
+            self.picker.ended(pick, self.now_s)
+        for replica in (*self.picker.replicas.values(), *self.removed):
+            assert ({}, {}, 0) == (replica.picks, replica.unstarted, replica.tokens)
+
+
+TestBooks = Books.TestCase
