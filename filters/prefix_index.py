@@ -10,17 +10,21 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-ENTRY_BYTES: Final = 180
-"""A block at a replica: its place in the order of use, its share of the owners' table."""
+ENTRY_BYTES: Final = 190
+"""A block at a replica: its place in the order of use, its share of the owners' table. Measured."""
+MOST_BYTES: Final = 64 << 20
+"""For all replicas of a pool: 64 of them know 350,000 tokens each in blocks of 64, or more."""
 
 
 class PrefixIndex:
     """Blocks by replica. Replicas are numbers from 0 on; a set of them is the bits of an integer.
 
-    Each replica has room for so many tokens, and forgets the blocks used least recently.
+    Each replica has room for so many tokens, and forgets the blocks used least recently. All of
+    them together take `most_bytes`, about, of which each has its equal share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most: Final = most_bytes // ENTRY_BYTES
         self._owners: Final[dict[int, int]] = {}
         self._held: Final[dict[int, OrderedDict[int, int]]] = {}
         self._room: Final[dict[int, int]] = {}
@@ -36,7 +40,8 @@ class PrefixIndex:
         self._room[replica] = room_tokens
         self._held.setdefault(replica, OrderedDict())
         self._tokens.setdefault(replica, 0)
-        self._fit(replica)
+        for one in self._held:
+            self._fit(one)
 
     def remove(self, replica: int) -> None:
         """Forget a replica."""
@@ -102,7 +107,8 @@ class PrefixIndex:
 
     def _fit(self, replica: int) -> None:
         held, room = self._held[replica], self._room[replica]
-        while self._tokens[replica] > room:
+        most = self._most // len(self._held)
+        while self._tokens[replica] > room or len(held) > most:
             block, size = held.popitem(last=False)
             self._tokens[replica] -= size
             self._disown(replica, block)

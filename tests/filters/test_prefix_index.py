@@ -124,6 +124,17 @@ def test_less_room_is_less_held(index: PrefixIndex) -> None:
     assert ({0: 2}, 2 * ENTRY_BYTES) == (held(index, "abcdef"), index.size)
 
 
+def test_all_replicas_together_are_bounded() -> None:
+    """The more there are, the less is known of each."""
+    index = PrefixIndex(8 * ENTRY_BYTES)
+    index.add(0, 100 * TOKENS)
+    record(index, 0, "abcdefghij")
+    before = held(index, "abcdefghij")
+    index.add(1, 100 * TOKENS)
+    record(index, 1, "abcdefghij")
+    assert ({0: 8}, {0: 4, 1: 4}) == (before, held(index, "abcdefghij"))
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.text("ab", min_size=1, max_size=12)), max_size=12),
     st.text("ab", max_size=12),
