@@ -29,7 +29,7 @@ from rich.text import Text
 
 from ext_proc.cli import complain
 from ext_proc.config import Transport
-from ext_proc.tools import bench_facts
+from ext_proc.tools import bench_facts, bench_routing
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
@@ -110,6 +110,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     transports = [str(transport) for transport in Transport]
     add("--transport", choices=transports, help="of Forebay (as shipped)")
     add("--facts", action="store_true", help="measure what shorter prompts keep, and nothing else")
+    others = parser.add_subparsers(title="instead", metavar="WHAT")
+    routing = others.add_parser(
+        "routing",
+        help="compare ways to pick a replica, in virtual time",
+        description="Compare ways to pick a replica, over model replicas in virtual time.",
+        epilog="example:\n  forebay bench routing --loads long,bursts --replicas 8,64",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench_routing.add_arguments(routing)
+    routing.set_defaults(run=bench_routing.run, refuse=routing.error)
 
 
 def _names(text: str) -> list[str]:

@@ -276,7 +276,7 @@ class Engine:
     def _name(self, work: Work, blocks: int) -> None:
         """Let others find so many blocks of a request."""
         work.reserved -= self.cache.name(work.chain[work.named : blocks])
-        work.named = blocks
+        work.named = max(work.named, blocks)
 
     def _release(self, work: Work) -> None:
         self.cache.release(work.chain[: work.named], work.reserved)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ext_proc.tools.replica_model import BLOCK_TOKENS, Engine, Work
-from filters.picking import Ask, Replica
+from filters.replica import Ask, Replica
 
 
 class Oracle:

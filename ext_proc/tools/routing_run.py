@@ -12,21 +12,11 @@ from typing import Any, Final
 from ext_proc.tools.replica_model import BLOCK_TOKENS, BlockCache, Engine, Work
 from ext_proc.tools.routing_loads import Load, Session
 from ext_proc.tools.routing_oracle import Oracle
-from filters.picking import (
-    Affinity,
-    Ask,
-    Blend,
-    Expected,
-    LeastLoad,
-    Pick,
-    Picker,
-    Random,
-    RoundRobin,
-    Signals,
-    Strategy,
-)
+from filters.picking import Picker
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import block_ends, block_sizes
+from filters.replica import Ask, Pick, Signals
+from filters.strategies import STRATEGIES
 
 SCRAPE_S: Final = 0.05
 WARM_UP: Final = 0.25
@@ -35,14 +25,8 @@ EXPLORE: Final = 0.02
 """How often `expected` tries another replica, as the gateway comes with it."""
 ORACLE: Final = "oracle"
 
-STRATEGIES: Final[dict[str, Callable[[PrefillCost], Strategy]]] = {
-    "expected": Expected,
-    "affinity": lambda cost: Affinity(),
-    "blend": lambda cost: Blend(),
-    "least_load": lambda cost: LeastLoad(),
-    "random": lambda cost: Random(),
-    "round_robin": lambda cost: RoundRobin(),
-}
+SLOWER: Final = 3.0
+"""The picker begins with the constants of a machine so many times slower, and has to learn."""
 
 
 @dataclass(slots=True)
@@ -52,7 +36,15 @@ class Asked:
     number: int
     session: Session
     work: Work
+    asked_s: float
     pick: Pick
+    at: int
+    """The number of the replica where it is: not that of the pick once it was tried elsewhere."""
+
+    @property
+    def ttft_s(self) -> float:
+        """What it waited for its first token, all in all."""
+        return self.work.first_s - self.asked_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Result:
 
     def percentile(self, share: float) -> float:
         """Return the time to the first token that this share of requests stays below, in s."""
-        return self.ttft_s[min(len(self.ttft_s) - 1, int(share * len(self.ttft_s)))]
+        return percentile(self.ttft_s, share)
 
     @property
     def mean_s(self) -> float:
@@ -106,17 +98,17 @@ class Run:
         self._starts_s: Final = [0.0] * replicas
         self._plans: Final = [0] * replicas
         self._oracle: Final = Oracle(self.engines, self.ends_s) if strategy == ORACLE else None
-        cost = PrefillCost(hardware.prefill_s, hardware.prefill_doubles)
+        cost = PrefillCost(hardware.prefill_s * SLOWER, hardware.prefill_doubles / SLOWER)
         self.picker: Final = Picker(
-            self._oracle or STRATEGIES[strategy](cost),
+            STRATEGIES[strategy](cost) if self._oracle is None else self._oracle,
             cost,
             explore=EXPLORE if strategy == "expected" else 0.0,
             rng=random.Random(seed + 1).random,  # noqa: S311 - repeatable
         )
-        self._replicas: Final = [
-            self.picker.add(f"replica-{number}", hardware.cache_tokens)
-            for number in range(replicas)
-        ]
+        self._addresses: Final = [f"replica-{number}" for number in range(replicas)]
+        for address in self._addresses:
+            self.picker.add(address, hardware.cache_tokens)
+        self._scraped_s: Final = [-SCRAPE_S] * replicas
         self._numbers = count()
         self._events_so_far = count()
         self._events: Final[list[tuple[float, int, Callable[..., None], tuple[Any, ...]]]] = []
@@ -135,13 +127,10 @@ class Run:
     def go(self, requests: int) -> Result:
         """Play until the first so many are answered; others go on asking meanwhile."""
         self._requests = self._left = requests
-        for _ in range(self._at_once):
-            self._at(0.0, self._ask, next(self._sessions)[1])
-        self._next_session()
+        self._begin_all()
         now_s = 0.0
         while self._left:
-            now_s, _, happen, arguments = heapq.heappop(self._events)
-            happen(now_s, *arguments)
+            now_s = self._happen()
         measured = [self.answered[number] for number in range(int(requests * WARM_UP), requests)]
         worked = [
             engine.worked_s - before
@@ -152,7 +141,7 @@ class Run:
             self._load.name,
             self._name,
             len(self.engines),
-            sorted(one.work.first_s - one.work.arrived_s for one in measured),
+            sorted(one.ttft_s for one in measured),
             hit_rate(measured),
             max(worked) / mean_s,
             mean_s / (now_s - self._warm_s),
@@ -162,6 +151,23 @@ class Run:
     def _at(self, at_s: float, happen: Callable[..., None], *arguments: Any) -> None:
         # What is to happen at one time happens in the order it was said.
         heapq.heappush(self._events, (at_s, next(self._events_so_far), happen, arguments))
+
+    def until(self, end_s: float) -> None:
+        """Play until so many seconds have passed."""
+        self._begin_all()
+        while self._events[0][0] < end_s:
+            self._happen()
+
+    def _begin_all(self) -> None:
+        for _ in range(self._at_once):
+            self._at(0.0, self._ask, next(self._sessions)[1])
+        self._next_session()
+
+    def _happen(self) -> float:
+        """Let the next thing happen; return when it does."""
+        now_s, _, happen, arguments = heapq.heappop(self._events)
+        happen(now_s, *arguments)
+        return now_s
 
     def _next_session(self) -> None:
         at_s, session = next(self._sessions)
@@ -174,30 +180,39 @@ class Run:
     def _ask(self, now_s: float, session: Session) -> None:
         chain, prompt, answer = session.ask()
         work = Work(chain, prompt, answer)
-        ends = block_ends(prompt)
-        names = [chain[end // BLOCK_TOKENS - 1] for end in ends]
-        self._scrape(now_s)
-        if self._oracle is not None:
-            self._oracle.work = work
-        pick = self.picker.pick(Ask(names, ends, block_sizes(prompt), prompt), now_s)
         number = next(self._numbers)
         if number == int(self._requests * WARM_UP):
             self._warm_s, self._worked_s = now_s, [engine.worked_s for engine in self.engines]
-        self._asked[id(work)] = Asked(number, session, work, pick)
-        at = pick.replica.number
-        engine = self.engines[at]
-        engine.arrive(work, now_s)
+        for at in range(len(self.engines)):
+            self._scrape(now_s, at)
+        if self._oracle is not None:
+            self._oracle.work = work
+        ends = block_ends(prompt)
+        names = [chain[end // BLOCK_TOKENS - 1] for end in ends]
+        pick = self.picker.pick(Ask(names, ends, block_sizes(prompt), prompt), now_s)
+        assert pick is not None  # there are replicas
+        asked = Asked(number, session, work, now_s, pick, pick.replica.number)
+        self._asked[id(work)] = asked
+        self._arrive(now_s, asked)
+
+    def _arrive(self, now_s: float, asked: Asked) -> None:
+        """Take a request in where it was sent."""
+        at, engine = asked.at, self.engines[asked.at]
+        engine.arrive(asked.work, now_s)
         if not self.ends_s[at]:
             self._plan(at, now_s)
         elif not engine.prefilling:
             self._end_plan_at(at, self._starts_s[at] + engine.cut(now_s - self._starts_s[at]))
 
-    def _scrape(self, now_s: float) -> None:
-        for engine, replica in zip(self.engines, self._replicas, strict=True):
-            said = replica.signals
-            if said is None or now_s - said.at_s >= SCRAPE_S:
-                waiting, running = len(engine.waiting), len(engine.running)
-                replica.signals = Signals(now_s, waiting, running, engine.cache.usage)
+    def _scrape(self, now_s: float, at: int) -> None:
+        """Read what a replica says of itself, if it is time to."""
+        if now_s >= self._scraped_s[at] + SCRAPE_S:
+            self._scraped_s[at] = now_s
+            self.picker.heard(self._addresses[at], self._signals(now_s, at))
+
+    def _signals(self, now_s: float, at: int) -> Signals:
+        engine = self.engines[at]
+        return Signals(now_s, len(engine.waiting), len(engine.running), engine.cache.usage)
 
     def _plan(self, at: int, now_s: float) -> None:
         seconds = self.engines[at].begin()
@@ -217,17 +232,30 @@ class Run:
             return  # it was cut short
         firsts, finished = self.engines[at].end(now_s)
         for work in firsts:
-            self.picker.started(self._asked[id(work)].pick, now_s)
+            self._started(now_s, self._asked[id(work)])
         for work in finished:
-            self._finish(self._asked.pop(id(work)), now_s)
+            self._finish(now_s, self._asked.pop(id(work)))
         self._plan(at, now_s)
 
-    def _finish(self, asked: Asked, now_s: float) -> None:
+    def _stop(self, at: int) -> None:
+        """Leave a replica's plan undone."""
+        self.ends_s[at] = 0.0
+        self._plans[at] += 1
+
+    def _started(self, now_s: float, asked: Asked) -> None:
+        self.picker.started(asked.pick, now_s)
+
+    def _finish(self, now_s: float, asked: Asked) -> None:
         self.picker.ended(asked.pick, now_s)
         self.answered[asked.number] = asked
         self._left -= asked.number < self._requests
         if (pause_s := asked.session.pause_s) is not None:
             self._at(now_s + pause_s, self._ask, asked.session)
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """Return the value that this share of values stays below; 0 when there are none."""
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0.0
 
 
 def hit_rate(asked: Sequence[Asked]) -> float:

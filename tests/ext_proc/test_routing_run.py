@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.tools.routing_loads import LOADS
-from ext_proc.tools.routing_run import ORACLE, STRATEGIES, Run, hit_rate, possible_hit_rate
+from ext_proc.tools.routing_run import ORACLE, Run, hit_rate, possible_hit_rate
+from filters.strategies import STRATEGIES
 
 ALL = [*STRATEGIES, ORACLE]
 EACH = pytest.mark.parametrize("strategy", ALL)
@@ -93,7 +94,7 @@ def test_sessions_at_once_are_asked_at_once() -> None:
     run.go(FEW)
     first = [run.answered[number] for number in range(25)]
     assert [0.0] * 25 == [one.work.arrived_s for one in first]
-    assert {0, 1, 2} == {one.pick.replica.number for one in first}
+    assert {0, 1, 2} == {one.at for one in first}
 
 
 def test_the_share_of_hits_of_nothing_is_nothing() -> None:
