@@ -20,20 +20,18 @@ from filters.api import (
     Verdict,
 )
 from filters.cache_admission import Admitted, admit, why_not_answered
-from filters.cache_flight import collapsed, is_for_nobody, note_flight
+from filters.cache_flight import is_for_nobody, note_flight
+from filters.cache_hit import collapsed, serve
 from filters.cache_key import KeyRule, cache_key
-from filters.cache_record import Unreadable, read_record, write_record
-from filters.cache_reply import deliver, hit, note_hit, recorded
+from filters.cache_record import write_record
+from filters.cache_reply import recorded
 from filters.cache_settings import CacheConfig
-from filters.errors import FilterError, NotJson, PortError
+from filters.cache_status import MISS, REQUEST, not_stored, say_bypass, say_miss
+from filters.errors import PortError
 
 # A stream repeats its envelope in every event: some 250 bytes for a token of 4, less where events
 # hold more. With the default settings half a MiB is kept of a stream that is being read.
 STREAM_OVERHEAD: Final = 8
-# Why a request goes on, as RFC 9211, 2.2, has it: nothing was found, or nothing the client takes.
-MISS: Final = "miss"
-REQUEST: Final = "request"
-NOT_STORED: Final = "no stored answer fits, and the request wants no other"
 
 
 class CacheFilter(Filter[CacheConfig]):
@@ -72,13 +70,13 @@ class CacheFilter(Filter[CacheConfig]):
         directives = cache_control.parse(exchange.head.headers.get("cache-control", ""))
         why = why_not_answered(exchange, any_temperature=self.config.any_temperature)
         if reason := "no-store" if directives.no_store else why:
-            return self._bypass(exchange, reason, directives)
+            return _bypassed(exchange, reason, directives)
         self._key = cache_key(exchange, self.prepared)
         exchange.note("cache.key", self._key.decode())
         if hit := await self._stored(exchange, directives):
             return hit
         if directives.only_if_cached:
-            raise self._not_stored(exchange, "store" if self._broken else "")
+            raise not_stored(exchange, "store" if self._broken else "")
         seat = await self._counted(exchange, directives)
         if seat and (hit := await self._shared(exchange, seat, directives)):
             return hit
@@ -87,13 +85,9 @@ class CacheFilter(Filter[CacheConfig]):
         elif seat and seat.boarding is Boarding.LEADS:
             exchange.need(Need.HEAD)
         if self._broken:
-            return self._bypass(exchange, "store", directives)
-        exchange.client_headers["x-cache"] = "MISS"
-        exchange.upstream_headers["x-cache"] = "MISS"
-        exchange.client_headers["cache-status"] = f"forebay; fwd={self._forward}"
+            return _bypassed(exchange, "store", directives)
+        say_miss(exchange, self._forward, self._sightings)
         self._asked_ns = self.ports.clock.monotonic_ns()
-        exchange.note("cache", "miss")
-        exchange.note("cache.sightings", self._sightings)
         return CONTINUE
 
     async def _stored(
@@ -219,48 +213,20 @@ class CacheFilter(Filter[CacheConfig]):
         if self._seat is not None:
             self._seat.leave(again=again)
 
-    def _bypass(self, exchange: Exchange, reason: str, asked: cache_control.Directives) -> Verdict:
-        if asked.only_if_cached:
-            raise self._not_stored(exchange, reason)
-        exchange.client_headers["x-cache"] = "BYPASS"
-        exchange.client_headers["cache-status"] = f"forebay; fwd=bypass; detail={reason}"
-        exchange.note("cache", "bypass")
-        exchange.note("cache.why", reason)
-        return CONTINUE
-
-    def _not_stored(self, exchange: Exchange, reason: str) -> FilterError:
-        """Return the refusal of RFC 9111, 5.2.1.7, for what was not found or not looked for."""
-        exchange.client_headers["x-cache"] = "BYPASS" if reason else "MISS"
-        status = f"forebay; detail={reason or 'only-if-cached'}"  # neither hit nor forwarded
-        exchange.client_headers["cache-status"] = status
-        exchange.note("cache", "bypass" if reason else "miss")
-        exchange.note("cache.why", reason or "only-if-cached")
-        return FilterError(504, NOT_STORED)
-
     def _hit(
         self, exchange: Exchange, stored: bytes, asked: cache_control.Directives
     ) -> Answer | None:
         """Return the stored answer as this client asked for it; None when it will not do."""
-        record = read_record(stored)
-        if isinstance(record, Unreadable):
-            exchange.note("cache.unreadable", record)
-            return None
-        now = self.ports.clock.now()
-        ttl_s = self.config.ttl_context if record.context else self.config.ttl
-        # A store may round its time up, the settings may have changed, and so may the clock.
-        left_s = min(record.ends - now, record.at + ttl_s - now, ttl_s)
-        age_s = max(0.0, now - record.at)
-        if left_s <= 0:
-            return None
-        if not asked.allow(age_s, left_s):
+        answer = serve(stored, exchange, self.config, asked, self.ports)
+        if isinstance(answer, Answer):
+            return answer
+        if answer == REQUEST:
             self._forward = REQUEST
-            return None
-        try:
-            reply = deliver(record, exchange, now, self.ports.random)
-        except NotJson:  # the next answer takes its place
-            exchange.note("cache.unreadable", Unreadable.DAMAGED)
-            return None
-        if reply is None:
-            return None
-        note_hit(exchange, record, age_s)
-        return hit(record, reply, age_s, left_s)
+        return None
+
+
+def _bypassed(exchange: Exchange, reason: str, asked: cache_control.Directives) -> Verdict:
+    if asked.only_if_cached:
+        raise not_stored(exchange, reason)
+    say_bypass(exchange, reason)
+    return CONTINUE

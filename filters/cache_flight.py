@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
 
-from filters.api import Answer, Boarding, Config, Exchange, Seat
+from filters.api import Boarding, Config, Exchange, Seat
 from filters.units import Duration
 
-COLLAPSED: Final = "forebay; fwd=miss; collapsed"
-"""`Cache-Status` of an answer that another exchange went for (RFC 9211, 2.2 and 2.6)."""
 # Why an answer is not kept that the next to ask may get a better one for.
 _FAILED: Final = frozenset(("incomplete", "error", "None"))
 
@@ -37,11 +34,6 @@ def is_for_nobody(why: str) -> bool:
     Otherwise it failed: the next one may have more luck.
     """
     return why not in _FAILED
-
-
-def collapsed(hit: Answer) -> Answer:
-    """Return an answer that is written as a hit is, as what it is."""
-    return replace(hit, headers={**hit.headers, "cache-status": COLLAPSED})
 
 
 def note_flight(exchange: Exchange, seat: Seat) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from filters.api import Answer, Dialect, Exchange, Finish, Prompt, Random, Stamp, Usage
+from filters.api import Dialect, Exchange, Finish, Prompt, Random, Stamp, Usage
 from filters.cache_admission import Admitted, rests_on_context
 from filters.cache_record import Mark, Record, spread_ttl
 from filters.cache_settings import CacheConfig
@@ -65,28 +65,6 @@ def deliver(record: Record, exchange: Exchange, at_s: float, random: Random) -> 
     if not prompt.stream:
         return Written("application/json", encode(plain))
     return Written(*dialect.replay(plain, prompt))
-
-
-def hit(record: Record, reply: Written, age_s: float, left_s: float) -> Answer:
-    """Return a stored answer with what RFC 9111 and RFC 9211 have said of it."""
-    headers = {
-        "content-type": reply.content_type,
-        "x-cache": "HIT",
-        "cache-status": f"forebay; hit; ttl={int(left_s)}",
-        "age": str(int(age_s)),
-    }
-    if record.quality:
-        headers["x-model-quality"] = record.quality
-    return Answer(200, headers, reply.body)
-
-
-def note_hit(exchange: Exchange, record: Record, age_s: float) -> None:
-    """Say what was found and what it saved."""
-    exchange.note("cache", "hit")
-    exchange.note("cache.age_s", int(age_s))
-    exchange.note("saved.input_tokens", record.input_tokens)
-    exchange.note("saved.output_tokens", record.output_tokens)
-    exchange.note("saved.ms", record.took_ms)
 
 
 def _rewritten(record: Record, dialect: Dialect, at_s: int, random: Random) -> Json:
