@@ -8,6 +8,7 @@ from filters.cache import CacheFilter
 from filters.classify import ClassifyFilter
 from filters.clean import CleanFilter
 from filters.params import ParamsFilter
+from filters.pick import PickFilter
 from filters.route import RouteFilter
 from filters.shape import ShapeFilter
 from filters.think import ThinkFilter
@@ -22,5 +23,6 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "budget": BudgetFilter,
     "think": ThinkFilter,
     "route": RouteFilter,
+    "pick": PickFilter,
 }
 """Every filter a profile may name: config key to class."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -397,6 +397,80 @@ class Upstream(Protocol):
         """
 
 
+class Picked(Protocol):
+    """A request that counts at a replica, until `ended` is called, whatever became of it."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where to send it, as "ip:port": there, or else there."""
+
+    @property
+    def why(self) -> str:
+        """What decided, in a few words."""
+
+    @property
+    def held(self) -> int:
+        """How many tokens of the prompt the replica should have in its cache."""
+
+    @property
+    def expected_s(self) -> float:
+        """When its first token is expected, in seconds from the pick."""
+
+    def served(self, address: str) -> None:
+        """Say that it went to another address than the first; that one is avoided for a while."""
+
+    def started(self) -> None:
+        """Say that the first of the answer came."""
+
+    def ended(self, *, good: bool = True) -> None:
+        """Say that it is over, and whether the replica has read the prompt. May be called again."""
+
+
+class Replicas(Protocol):
+    """Knows the replicas of each pool, and chooses among them. Waits for nothing, never fails."""
+
+    def has(self, pool: str) -> bool:
+        """Tell whether there is any choice for `pool`; without, its prompts need not be shown."""
+
+    def pick(
+        self,
+        pool: str,
+        prompt: bytes,
+        seed: str,
+        *,
+        tokens: int = 0,
+        watched: bool = True,
+        subset: Collection[str] | None = None,
+    ) -> Picked | None:
+        """Choose a replica for a prompt; None where there is none, or none of `subset`.
+
+        Prompts are compared from their beginnings on, apart for each `seed`. Of one not given
+        whole, `tokens` says its length. `watched` promises that `started` is called with the first
+        token, not only with the whole answer.
+        """
+
+
+class NoReplicas:
+    """A `Replicas` that knows none: the proxy chooses."""
+
+    def has(self, pool: str) -> bool:
+        """Tell that there is no choice."""
+        return False
+
+    def pick(
+        self,
+        pool: str,
+        prompt: bytes,
+        seed: str,
+        *,
+        tokens: int = 0,
+        watched: bool = True,
+        subset: Collection[str] | None = None,
+    ) -> Picked | None:
+        """Choose nobody."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside that a filter may ask."""
@@ -409,6 +483,7 @@ class Ports:
     workers: Workers
     models: Models
     random: Random = os.urandom
+    replicas: Replicas = field(default_factory=NoReplicas)
 
 
 # --- The exchange --------------------------------------------------------------------------------
@@ -509,6 +584,8 @@ class Exchange:
     prompt: Prompt
     pool: str
     """Name of the pool that serves it; the profile's own unless a filter chooses another."""
+    endpoints: tuple[str, ...] = ()
+    """Replicas of that pool, as "ip:port", the first choice first; none: the proxy chooses."""
     needs: Need = Need.NOTHING
     upstream_headers: dict[str, str] = field(default_factory=dict)
     """Headers set on the request that goes upstream."""

@@ -153,12 +153,14 @@ class _Before:
     """The exchange as a filter found it, to return to when that filter fails."""
 
     __slots__ = (
-        "_client_headers", "_cuts", "_mark", "_needs", "_pool", "_task", "_upstream_headers"
+        "_client_headers", "_cuts", "_endpoints", "_mark", "_needs", "_pool", "_task",
+        "_upstream_headers",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange) -> None:
         self._mark = exchange.prompt.document.mark()
         self._pool = exchange.pool
+        self._endpoints = exchange.endpoints
         self._task = exchange.task
         self._cuts = len(exchange.cuts)
         self._needs = exchange.needs
@@ -168,6 +170,7 @@ class _Before:
     def restore(self, exchange: Exchange) -> None:
         exchange.prompt.document.rollback(self._mark)
         exchange.pool = self._pool
+        exchange.endpoints = self._endpoints
         exchange.task = self._task
         del exchange.cuts[self._cuts :]
         exchange.needs = self._needs

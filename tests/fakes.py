@@ -6,7 +6,7 @@ They are fakes, not mocks: each passes the contract tests that the real thing pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -324,6 +324,62 @@ class FakeUpstream:
         return self.answer
 
 
+@dataclass(slots=True)
+class FakePicked:
+    """A request at a replica, as `FakeReplicas` keeps it."""
+
+    addresses: tuple[str, ...]
+    prompt: bytes
+    seed: str
+    tokens: int
+    watched: bool
+    why: str = "fake"
+    held: int = 64
+    expected_s: float = 0.25
+    starts: int = 0
+    good: bool | None = None
+    """How it ended; None while it is under way."""
+
+    def served(self, address: str) -> None:
+        self.addresses = (address, *(one for one in self.addresses if one != address))
+
+    def started(self) -> None:
+        self.starts += 1
+
+    def ended(self, *, good: bool = True) -> None:
+        if self.good is None:
+            self.good = good
+
+
+@dataclass(slots=True)
+class FakeReplicas:
+    """A `Replicas` that takes the first two of those it was given for a pool."""
+
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    picked: list[FakePicked] = field(default_factory=list)
+
+    def has(self, pool: str) -> bool:
+        return pool in self.addresses
+
+    def pick(
+        self,
+        pool: str,
+        prompt: bytes,
+        seed: str,
+        *,
+        tokens: int = 0,
+        watched: bool = True,
+        subset: Collection[str] | None = None,
+    ) -> FakePicked | None:
+        there = self.addresses.get(pool, ())
+        allowed = tuple(one for one in there if subset is None or one in subset)
+        if not allowed:
+            return None
+        picked = FakePicked(allowed[:2], prompt, seed, tokens or len(prompt) // 4, watched)
+        self.picked.append(picked)
+        return picked
+
+
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     """Return fakes of every port; `others` take the place of those of their names."""
     clock = clock or FakeClock()
@@ -336,5 +392,6 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "random": FakeRandom(),
         "workers": FakeWorkers(),
         "models": FakeModels(),
+        "replicas": FakeReplicas(),
     }
     return Ports(**ports | others)

@@ -1,0 +1,125 @@
+"""Send each request to the replica of its pool that will start answering soonest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+from filters.api import (
+    CONTINUE,
+    Config,
+    Delta,
+    Exchange,
+    Filter,
+    Need,
+    Outcome,
+    Picked,
+    Ports,
+    Prompt,
+    Verdict,
+)
+from filters.document import encode
+from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES
+
+FIRST_ERROR: Final = 400
+"""A reply of such a status or above says nothing of what was prefilled."""
+
+
+class PickConfig(Config, frozen=True):
+    """What is looked at, and for whom. How replicas are weighed is a setting of their pool."""
+
+    across_tenants: bool = False
+    """One tenant's prompts may go where another's began alike, and so be faster: that can be
+    measured, and tells that somebody asked."""
+    watch: bool = True
+    """Streamed answers are watched for their first token: it tells how fast a replica is, and
+    whether it still answers. Without, only replies that do not come in pieces tell."""
+
+
+class PickFilter(Filter[PickConfig]):
+    """Where a pool has no replicas that are known, the proxy chooses and nothing is done here."""
+
+    name: ClassVar[str] = "pick"
+    config_type: ClassVar[type[Config]] = PickConfig
+
+    def __init__(self, config: PickConfig, prepared: Any, ports: Ports) -> None:
+        super().__init__(config, prepared, ports)
+        self._picked: Picked | None = None
+        self._watched = False
+        self._started = False
+
+    @classmethod
+    def shaping(cls, config: PickConfig) -> Any:
+        """All replicas of a pool give the same answers."""
+        return None
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        """Choose a replica, and another should the first one take no connection."""
+        replicas = self.ports.replicas
+        if not replicas.has(exchange.pool):
+            return CONTINUE
+        prompt = exchange.prompt
+        shown, tokens = beginning(prompt)
+        tenant = "" if self.config.across_tenants else exchange.tenant
+        self._watched = self.config.watch and prompt.stream
+        picked = replicas.pick(
+            exchange.pool,
+            shown,
+            f"{prompt.model}\n{tenant}",
+            tokens=tokens,
+            watched=self._watched,
+        )
+        if picked is None:
+            exchange.note("pick.skip", "no replica")
+            return CONTINUE
+        self._picked = picked
+        exchange.endpoints = picked.addresses
+        exchange.note("pick.replica", picked.addresses[0])
+        exchange.note("pick.why", picked.why)
+        exchange.note("pick.held", picked.held)
+        exchange.note("pick.expected_ms", round(picked.expected_s * 1e3))
+        exchange.need(Need.HEAD | Need.END)
+        return CONTINUE
+
+    async def on_response(self, exchange: Exchange) -> None:
+        """Take the head for the beginning of an answer that comes in one piece."""
+        head = exchange.reply_head
+        if self._picked is None or head is None or head.status >= FIRST_ERROR:
+            return
+        if self._watched:
+            exchange.need(Need.REPLY)  # a server may send the head of a stream at once
+        else:
+            self._start(self._picked)
+
+    def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
+        """Take the first event for the first token."""
+        if self._picked is not None and not self._started:
+            self._start(self._picked)
+        return (delta,)
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Let go of the replica; what never started was not prefilled, as far as is known."""
+        if self._picked is not None:
+            self._picked.ended(good=self._started)
+
+    def _start(self, picked: Picked) -> None:
+        self._started = True
+        picked.started()
+
+
+def beginning(prompt: Prompt) -> tuple[bytes, int]:
+    """Return what a model reads first of a prompt, and about how many tokens all of it has.
+
+    Tools come before what is said, as chat templates have it. It is no model's own template: all
+    that matters is where two prompts begin alike.
+    """
+    tools = prompt.tools()
+    parts = [encode(tools).decode()] if tools else []
+    for turn in prompt.turns():
+        parts.append(f"\n{turn.role}\n")
+        parts += [text.value for text in turn.texts]
+    text = "".join(parts)
+    shown = text[:MOST_NAMED_BYTES].encode(errors="surrogatepass")
+    if len(text) <= MOST_NAMED_BYTES:
+        return shown, len(shown) // TOKEN_BYTES
+    return shown, len(shown) * len(text) // MOST_NAMED_BYTES // TOKEN_BYTES
