@@ -1,6 +1,7 @@
 """A whole gateway for tests: Envoy on the shipped YAML, a server process, a simulated upstream.
 
-Only addresses differ from `envoy/forebay.yaml`, and what a test's `edit` says. Every program is a
+Only addresses differ from `envoy/forebay.yaml`, how long Envoy waits for Forebay before it goes on
+without (`waiting`), and what a test's `edit` says. Every program is a
 child of its own; the simulator runs in a thread, so that clients that block can call it.
 """
 
@@ -35,6 +36,7 @@ SHIPPED: Final = Path(__file__).parents[1] / "envoy" / "forebay.yaml"
 POOLS: Final = ("full", "best_effort")
 PIPE_BYTES: Final = 1 << 20  # thousands of lines: what finds the pipe full is lost
 PATIENCE_S: Final = 60.0  # for what takes milliseconds on a machine that does nothing else
+LONG: Final = "60s"  # a request that passed without Forebay would show nothing
 # Below the range from which the kernel takes ports for outgoing connections, so that a server that
 # is started again finds its port free.
 PORTS: Final = range(10_000, 32_000)
@@ -254,6 +256,7 @@ class Gateway:
             otlp=otlp,
         )
         self.tree: Final = derive(read_yaml(SHIPPED), load(SHIPPED, {}), local)
+        waiting(self.tree, LONG)
         if otlp:  # spans leave as soon as they end
             layer = {"name": "soon", "static_layer": {OTLP_FLUSH: 20}}
             self.tree["layered_runtime"]["layers"].append(layer)
@@ -368,6 +371,15 @@ class Gateway:
 
 
 OTLP_FLUSH: Final = "tracing.opentelemetry.flush_interval_ms"
+
+
+def waiting(tree: dict[str, Any], timeout: str) -> None:
+    """Have Envoy wait so long for each of Forebay's replies."""
+    listeners = tree["static_resources"]["listeners"]
+    (ingress,) = (one for one in listeners if one["name"] == "ingress")
+    filters = ingress["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+    (ext_proc,) = (one for one in filters if one["name"] == "envoy.filters.http.ext_proc")
+    ext_proc["typed_config"]["message_timeout"] = timeout
 
 
 def is_exchange(line: str) -> bool:

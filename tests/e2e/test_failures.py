@@ -7,6 +7,7 @@ import base64
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -20,7 +21,7 @@ from ext_proc.tools.simulator import Simulator
 from tests.calls import Caller, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
 from tests.exchanges import CHATS
-from tests.gateway import POOLS, Edit, Gateway, Upstream, dead_port, free_port
+from tests.gateway import POOLS, Edit, Gateway, Upstream, dead_port, free_port, waiting
 from tests.held_upstream import HeldUpstream
 
 pytestmark = [
@@ -191,7 +192,8 @@ async def test_a_server_that_stands_still_costs_one_timeout(
 
     When it moves again it works as before, with nothing left in flight.
     """
-    with gateways.open(pools=held.pools) as gateway:
+    edit = partial(waiting, timeout="1s")
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
         call, server = Caller(http, gateway.url), gateway.server
         assert server is not None
         streaming = ask_for(CHAT, QUESTION, stream=True)

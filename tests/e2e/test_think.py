@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -19,7 +20,7 @@ from filters.document import Document
 from tests.calls import Ask, Caller, ask_for, text_of
 from tests.e2e.conftest import Gateways
 from tests.exchanges import CHATS
-from tests.gateway import Edit, Gateway, Upstream, dead_port, seconds
+from tests.gateway import Edit, Gateway, Upstream, dead_port, seconds, waiting
 from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, attributes
 
@@ -195,7 +196,7 @@ async def test_a_draft_may_take_longer_than_envoys_message_timeout(
 ) -> None:
     """Envoy waits a second by itself, and as long as the deadline when it is asked to."""
     async with Simulator(speed=Speed(SLOW_S, 0.0, 0.0)) as slow:
-        edit = drafting(slow.port, transport, deadline="20s")
+        edit = drafting(slow.port, transport, partial(waiting, timeout="1s"), deadline="20s")
         with gateways.open(upstream=upstream, edit=edit) as gateway:
             asked, started = ask_for(CHAT, QUESTION), time.monotonic()
             with gateway.watch() as seen:
