@@ -50,6 +50,8 @@ PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
 BATCH: Final = 8
 """So many prefills without a pause are learned from as one."""
+ANSWER_SHARE: Final = 0.02
+"""What share of a replica's work an answer is while it is written: steps are shared by many."""
 _LEAST_LOAD: Final = LeastLoad()
 
 
@@ -215,7 +217,7 @@ class Picker:
         through: list[Pick] = []
         for other in replica.unstarted.values():
             if other.number <= pick.number:
-                other.started = True
+                other.started, other.started_s = True, now_s
                 through.append(other)
             else:
                 ahead_s += other.prefill_s
@@ -239,7 +241,9 @@ class Picker:
         replica.moved_s = now_s
         if replica.probe is pick:
             replica.probe, replica.avoided_s = None, now_s
-        if not pick.started:
+        if pick.started:
+            replica.add_work(ANSWER_SHARE * (now_s - pick.started_s), now_s)
+        else:
             del replica.unstarted[pick.number]
             replica.owed_s = max(0.0, replica.owed(now_s) - pick.prefill_s)
             replica.owed_at_s = now_s

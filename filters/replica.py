@@ -11,7 +11,7 @@ STALE_S: Final = 2.0
 """What a replica said longer ago than this says nothing of how it is."""
 RECENT_S: Final = 90.0
 """Work sent so long ago counts for a third of the same work just sent."""
-LATE_S: Final = 1.5
+LATE_S: Final = 1.2
 """A first token may come so late whatever was expected, before its replica is avoided."""
 LATE_TIMES: Final = 3.0
 """Later than so many times the expected time is late: a prompt of seconds is guessed badly too."""
@@ -67,6 +67,8 @@ class Pick:
     strategy: str = ""
     """Who weighed, and whether the choice was another one: `least_load`, `expected, exploring`."""
     started: bool = False
+    started_s: float = 0.0
+    """When its first token came, or that of one behind it."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -105,7 +107,7 @@ class Replica:
     tokens: int = 0
     """Tokens of the prompts sent there that have not ended."""
     worked_s: float = 0.0
-    """Seconds of prefill sent there of late: it fades."""
+    """Seconds of prefill sent there of late, and of answers written: it fades."""
     worked_at_s: float = 0.0
     moved_s: float = 0.0
     """When a request was last sent there or ended there."""
@@ -168,11 +170,11 @@ class Replica:
         return max(0.0, self.owed_s - (now_s - self.owed_at_s))
 
     def worked(self, now_s: float) -> float:
-        """Return the share of its time that it worked on prompts of late, about."""
+        """Return the share of its time that it worked of late, about."""
         return self.worked_s * math.exp((self.worked_at_s - now_s) / RECENT_S) / RECENT_S
 
     def add_work(self, seconds: float, now_s: float) -> None:
-        """Count so much prefill sent there now."""
+        """Count so much work, sent there now or done by now."""
         self.worked_s = self.worked(now_s) * RECENT_S + seconds
         self.worked_at_s = now_s
 

@@ -24,13 +24,13 @@ class Strategy(Protocol):
 class Expected:
     """The least expected time to the first token: owed work, own work, and the answers between."""
 
-    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 12.0) -> None:
+    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 20.0) -> None:
         self._cost: Final = cost
         self.own_weight = own_weight
         """A prefill done twice also takes room in two caches: it weighs more than waiting does."""
         self.balance_s = balance_s
-        """What a replica that only works on prompts is worse than an idle one, in seconds: what is
-        asked today comes back tomorrow, so new prefixes and copies go where the least is done."""
+        """What a replica that never rests is worse than an idle one, in seconds: what is asked
+        today comes back tomorrow, so new prefixes and copies go where the least is done."""
 
     def weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
