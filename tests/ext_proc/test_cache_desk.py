@@ -47,8 +47,12 @@ class Desk:
 
 
 @pytest.fixture
-async def memory() -> MemoryStore:
-    clock = FakeClock()
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def memory(clock: FakeClock) -> MemoryStore:
     memory = MemoryStore(clock, 16 * 1024**2)
     record = Record(
         at=clock.now() - 30,
@@ -156,6 +160,17 @@ async def test_a_purge_can_be_tried(desk: Desk, memory: MemoryStore) -> None:
     """It says what it would take, and takes nothing."""
     assert (200, {"memory": True, "entries": 2}) == await desk.purge(profile="faq", dry_run=True)
     assert 3 == len(memory)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_what_has_ended_is_not_counted_as_purged(
+    desk: Desk, memory: MemoryStore, clock: FakeClock, dry_run: bool
+) -> None:
+    """It lies there until somebody comes upon it."""
+    clock.advance(90)
+    assert 3 == len(memory)
+    assert (200, {"memory": True, "entries": 0}) == await desk.purge(dry_run=dry_run)
+    assert (3 if dry_run else 0) == len(memory)
 
 
 async def test_a_large_store_is_purged_in_pieces(desk: Desk, memory: MemoryStore) -> None:
