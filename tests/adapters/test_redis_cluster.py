@@ -60,6 +60,18 @@ async def put_all(store: RedisStore) -> None:
     await asyncio.gather(*(store.put(key, b"of " + key, 600) for key in KEYS))
 
 
+async def test_every_master_is_connected_to_before_anybody_asks(
+    cluster: RedisCluster, watch: FakeStoreWatch
+) -> None:
+    """As soon as they are found."""
+    client = RedisClient(cluster.url, FakeClock(), watch, timeout_s=PATIENT_S)
+    assert await client.open(10 * PATIENT_S)
+    clients = [node.ask("INFO", "clients")["connected_clients"] for node in cluster.nodes[:3]]
+    await client.close()
+    assert [True] == watch.searched
+    assert all(number > LANES for number in clients)  # these, and the one that asks
+
+
 async def test_every_master_has_its_share(cluster: RedisCluster, store: RedisStore) -> None:
     """Nothing was sent to the wrong one first."""
     await put_all(store)

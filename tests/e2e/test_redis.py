@@ -13,12 +13,13 @@ import msgspec
 import pytest
 import redis
 
+from ext_proc.adapters.redis_node import LANES
 from ext_proc.adapters.redis_values import pack, unpack
 from filters.cache_record import Record, read_record, write_record
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
 from tests.gateway import Gateway, Upstream
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
@@ -33,6 +34,11 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+def connections(server: RedisServer) -> int:
+    """Return how many are open, but for the one by which that is asked."""
+    return int(server.ask("INFO", "clients")["connected_clients"]) - 1
 
 
 def _keep_in(url: str, timeout: str) -> Callable[[dict[str, Any]], None]:
@@ -57,6 +63,14 @@ def two(
             environ={"FOREBAY_REDIS_URL": server.url},
         )
         yield stack.enter_context(first), stack.enter_context(second)
+
+
+async def test_redis_is_connected_to_before_the_first_request(
+    gateways: Gateways, server: RedisServer
+) -> None:
+    """5 ms may not be enough to connect on a busy machine."""
+    with gateways.open(edit=_keep_in(server.url, PATIENT), envoy=False):
+        until("connections", lambda: connections(server) == LANES)
 
 
 async def test_what_one_server_was_told_all_of_them_know(
