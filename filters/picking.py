@@ -140,11 +140,12 @@ class Picker:
         if replica is not None:
             replica.avoided_s = now_s
 
-    def back(self, address: str) -> None:
-        """Say that a replica answers again."""
+    def back(self, address: str, now_s: float) -> None:
+        """Say that a replica answers again, though nothing of what was picked started there."""
         replica = self.replicas.get(address)
         if replica is not None:
             replica.avoided_s = replica.probe = None
+            replica.started_s = now_s
 
     def avoided(self, now_s: float) -> list[Replica]:
         """Return the replicas that do not answer, as far as is known."""

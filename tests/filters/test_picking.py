@@ -422,8 +422,17 @@ def test_a_replica_is_back_when_somebody_says_so() -> None:
     picker.probes = False
     picker.refused(A, 0.0)
     before = {picker.pick(asked(), 9.0).replica.address for _ in range(5)}
-    picker.back(A)
+    picker.back(A, 9.0)
     assert ({B}, A) == (before, picker.pick(asked(), 9.0).replica.address)
+
+
+def test_a_request_that_was_lost_does_not_hold_against_a_replica_that_is_back() -> None:
+    """Its client goes on waiting for what nobody writes."""
+    picker = made("expected", A, B)
+    _, now_s = late(picker, A)
+    before = [one.address for one in picker.avoided(now_s)]
+    picker.back(A, now_s)
+    assert ([A], []) == (before, picker.avoided(now_s + 0.1))
 
 
 def test_where_all_are_avoided_all_are_tried() -> None:
