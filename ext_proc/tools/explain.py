@@ -36,6 +36,7 @@ GOOD: Final = 0
 FOUND: Final = 1
 
 PIPED_COLUMNS: Final = 120  # nobody's terminal: wide enough for a table without folds
+AUTHORITY: Final = ":authority"  # what the proxy calls `host`; it is part of keys
 STORE_BYTES: Final = 1 << 20
 LOAD_S: Final = 10.0  # counting tokens needs half a second to begin
 STDIN: Final = "-"
@@ -238,7 +239,8 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
         raise ConfigError("--header", f'expected "NAME: VALUE", got "{text}"')
-    return name.strip().lower(), value.strip()
+    name = name.strip().lower()
+    return AUTHORITY if name == "host" else name, value.strip()
 
 
 def _profile(settings: Settings, name: str | None) -> str:
