@@ -1,0 +1,310 @@
+"""Know the replicas of every pool, what they say, and what was sent there; pick among them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from ext_proc.adapters.membership import Fixed, Follower, Members
+from ext_proc.adapters.replica_probe import Prober
+from ext_proc.adapters.replica_scrape import PERIOD_S, Scraper
+from ext_proc.adapters.replica_signals import Said
+from filters.api import Clock
+from filters.picking import Picker, ask_of
+from filters.prefill_cost import PrefillCost
+from filters.replica import Pick, Signals
+from filters.strategies import STRATEGIES, Blend
+
+ROOM_TOKENS: Final = 200_000
+"""What a replica is taken to hold until it says so: 24 GB of keys and values of an 8B model."""
+PROBING_S: Final = 0.5
+"""Between two looks at which replicas are to be probed."""
+EXPLORE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How the replicas of a pool are found, and how one is picked."""
+
+    members: Members = field(default_factory=lambda: Fixed(()))
+    strategy: str = "expected"
+    """One of `filters.strategies.STRATEGIES`."""
+    prefix: float = 3.0
+    """The weights of `blend`."""
+    queue: float = 3.0
+    kv: float = 2.0
+    explore: float = EXPLORE
+    """The share of picks that try another replica; where prefixes do not count, none does."""
+
+
+class Log(Protocol):
+    """Where it is said that a pool's replicas are not known."""
+
+    def warning(self, event: str, **fields: object) -> object:
+        """Write a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A pool at one moment, for metrics and explanations."""
+
+    replicas: int
+    avoided: int
+    under_way: int
+    index_bytes: int
+    strategy_failures: int
+    constants: Mapping[str, float]
+    """What was learned of the cost of a prefill."""
+
+
+class HeldPick:
+    """A `Picked` of one picker."""
+
+    __slots__ = ("_clock", "_pick", "_picker")
+
+    def __init__(self, picker: Picker, pick: Pick, clock: Clock) -> None:
+        self._picker: Final = picker
+        self._pick = pick
+        self._clock: Final = clock
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """See `filters.api.Picked`."""
+        return self._pick.addresses
+
+    @property
+    def why(self) -> str:
+        """See `filters.api.Picked`."""
+        return self._pick.why
+
+    @property
+    def held(self) -> int:
+        """See `filters.api.Picked`."""
+        return self._pick.held
+
+    @property
+    def expected_s(self) -> float:
+        """See `filters.api.Picked`."""
+        return self._pick.expected_s
+
+    def served(self, address: str) -> None:
+        """See `filters.api.Picked`."""
+        self._pick = self._picker.moved(self._pick, address, _seconds(self._clock))
+
+    def started(self) -> None:
+        """See `filters.api.Picked`."""
+        self._picker.started(self._pick, _seconds(self._clock))
+
+    def ended(self, *, good: bool = True) -> None:
+        """See `filters.api.Picked`."""
+        self._picker.ended(self._pick, _seconds(self._clock), good=good)
+
+
+@dataclass(slots=True)
+class _Pool:
+    settings: ReplicaSettings
+    picker: Picker
+    task: asyncio.Task[None] | None = None
+    """Follows who belongs to it."""
+
+
+class FollowedReplicas:
+    """A `filters.api.Replicas`. `follow` needs a running event loop; `close` ends what it began."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        log: Log,
+        *,
+        period_s: float = PERIOD_S,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        """Know no pool yet."""
+        self._clock: Final = clock
+        self._log: Final = log
+        self._rng: Final = rng
+        self._pools: Final[dict[str, _Pool]] = {}
+        self._scraper: Final = Scraper(self, period_s=period_s, rng=rng)
+        self._prober: Final = Prober()
+        self._probing: asyncio.Task[None] | None = None
+        self._refusing: Final[set[str]] = set()
+        """Addresses where nobody listened when they were last asked."""
+        self._began_s: Final[dict[str, float]] = {}
+
+    def follow(self, pools: Mapping[str, ReplicaSettings]) -> None:
+        """Follow these pools from now on; what is known of those that stay is kept."""
+        for name in self._pools.keys() - pools.keys():
+            gone = self._pools.pop(name)
+            if gone.task is not None:
+                gone.task.cancel()
+        for name, settings in pools.items():
+            pool = self._pools.get(name)
+            if pool is None:
+                cost = PrefillCost()
+                picker = Picker(STRATEGIES["expected"](cost), cost, rng=self._rng, probes=False)
+                pool = self._pools[name] = _Pool(settings, picker)
+                self._weigh(pool, settings)
+                self._follow_members(name, pool, settings.members)
+                continue
+            before, pool.settings = pool.settings, settings
+            if replace(before, members=settings.members) != settings:
+                self._weigh(pool, settings)
+            if before.members != settings.members:
+                self._follow_members(name, pool, settings.members)
+        self._ask_all()
+        if self._probing is None and self._pools:
+            self._probing = asyncio.create_task(self._probe_on())
+
+    async def close(self) -> None:
+        """Follow nobody any more."""
+        tasks = [pool.task for pool in self._pools.values() if pool.task is not None]
+        if self._probing is not None:
+            tasks.append(self._probing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pools.clear()
+        await self._scraper.close()
+        await self._prober.close()
+
+    def has(self, pool: str) -> bool:
+        """See `filters.api.Replicas`."""
+        return pool in self._pools
+
+    def pick(
+        self,
+        pool: str,
+        prompt: bytes,
+        seed: str,
+        *,
+        tokens: int = 0,
+        watched: bool = True,
+        subset: Collection[str] | None = None,
+    ) -> HeldPick | None:
+        """See `filters.api.Replicas`."""
+        known = self._pools.get(pool)
+        if known is None or not known.picker.replicas:
+            return None
+        ask = ask_of(prompt, seed, tokens=tokens, watched=watched)
+        try:
+            pick = known.picker.pick(ask, _seconds(self._clock), subset)
+        except LookupError:
+            return None
+        return HeldPick(known.picker, pick, self._clock)
+
+    def figures(self) -> Mapping[str, Figures]:
+        """Return how each pool is."""
+        now_s = _seconds(self._clock)
+        return {
+            name: Figures(
+                len(pool.picker.replicas),
+                len(pool.picker.avoided(now_s)),
+                sum(len(one.picks) for one in pool.picker.replicas.values()),
+                pool.picker.index.size,
+                pool.picker.failed,
+                pool.picker.cost.constants(),
+            )
+            for name, pool in self._pools.items()
+        }
+
+    # --- What replicas say ------------------------------------------------------------------------
+
+    def said(self, address: str, said: Said) -> None:
+        """See `replica_scrape.Listener`."""
+        now_s = _seconds(self._clock)
+        signals = Signals(now_s, said.waiting, said.running, said.kv_usage, said.gpu_usage)
+        anew = address in self._refusing
+        if said.began_s is not None:
+            anew |= self._began_s.setdefault(address, said.began_s) != said.began_s
+            self._began_s[address] = said.began_s
+        for picker in self._with(address):
+            if said.room_tokens is not None:
+                picker.add(address, said.room_tokens)
+            if anew:
+                picker.restarted(address)
+                picker.back(address, now_s)
+            picker.heard(address, signals)
+        self._refusing.discard(address)
+
+    def refused(self, address: str) -> None:
+        """See `replica_scrape.Listener`."""
+        self._refusing.add(address)
+        now_s = _seconds(self._clock)
+        for picker in self._with(address):
+            picker.refused(address, now_s)
+
+    def silent(self, address: str, why: str) -> None:
+        """See `replica_scrape.Listener`: a page that fails says nothing of the model."""
+
+    # --- Who there is -----------------------------------------------------------------------------
+
+    def _weigh(self, pool: _Pool, settings: ReplicaSettings) -> None:
+        picker = pool.picker
+        strategy = STRATEGIES[settings.strategy](picker.cost)
+        if isinstance(strategy, Blend):
+            strategy.prefix, strategy.queue, strategy.kv = (
+                settings.prefix,
+                settings.queue,
+                settings.kv,
+            )
+        picker.strategy, picker.name = strategy, settings.strategy
+        prefixes_count = settings.strategy in ("expected", "blend", "affinity")
+        picker.explore = settings.explore if prefixes_count else 0.0
+
+    def _follow_members(self, name: str, pool: _Pool, members: Members) -> None:
+        if pool.task is not None:
+            pool.task.cancel()
+
+        def changed(addresses: Sequence[str]) -> None:
+            self._changed(pool.picker, addresses)
+
+        def failed(why: str) -> None:
+            self._log.warning("replicas_unknown", pool=name, why=why)
+
+        pool.task = asyncio.create_task(Follower(members, changed, failed).run())
+
+    def _changed(self, picker: Picker, addresses: Sequence[str]) -> None:
+        for address in picker.replicas.keys() - set(addresses):
+            picker.remove(address)
+        for address in addresses:
+            if address not in picker.replicas:
+                picker.add(address, ROOM_TOKENS)
+        self._ask_all()
+
+    def _ask_all(self) -> None:
+        known = {one for pool in self._pools.values() for one in pool.picker.replicas}
+        self._scraper.follow(known)
+        self._refusing.intersection_update(known)
+        for address in self._began_s.keys() - known:
+            del self._began_s[address]
+
+    def _with(self, address: str) -> Iterator[Picker]:
+        for pool in self._pools.values():
+            if address in pool.picker.replicas:
+                yield pool.picker
+
+    # --- Replicas that do not answer --------------------------------------------------------------
+
+    async def _probe_on(self) -> None:
+        """Ask replicas that are avoided for a token, so that no client's request has to try."""
+        while True:
+            await asyncio.sleep(PROBING_S)
+            now_s = _seconds(self._clock)
+            for pool in list(self._pools.values()):
+                for replica in pool.picker.avoided(now_s):
+                    if replica.address not in self._refusing:  # the scraper sees when it is back
+                        self._prober.probe(replica.address, self._probed)
+
+    def _probed(self, address: str, answered: bool | None) -> None:
+        for picker in self._with(address):
+            if answered:
+                picker.back(address, _seconds(self._clock))
+            elif answered is None:
+                picker.probes = True  # it cannot be asked but by clients
+
+
+def _seconds(clock: Clock) -> float:
+    return clock.monotonic_ns() / 1e9
