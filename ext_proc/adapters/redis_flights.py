@@ -133,19 +133,21 @@ class RedisFlights(LocalFlights):
             seat.waited = True
         mark = ("SET", name_of(b"waits", key), b"", "PX", MARK_MS)
         # The lock first: who gives it up has landed before.
-        look = (mark, take, ("GET", name_of(b"landed", key)))
+        look = (mark, take, ("GET", name_of(b"landed", key)), ("PTTL", name_of(b"lead", key)))
         landed: bytes | None
         began_s, failures = loop.time(), 0
         while flight.waiting:
             try:
-                _, taken, landed = await self._redis.ask("follow", key, *look)
+                _, taken, landed, left_ms = await self._redis.ask("follow", key, *look)
             except PortError:
                 failures += 1
                 if failures == FAILURES:
                     return None
             else:
                 failures = 0
-                if taken or landed is not None:
+                # A lock that ends later than ours do, or never (-1), is not one of ours, or the
+                # clock of Redis was set back.
+                if taken or landed is not None or left_ms == -1 or left_ms > LEASE_MS:
                     return landed
             waited_s = loop.time() - began_s
             await asyncio.sleep(min(max(SHORTEST_S, waited_s / PART_WAITED), LONGEST_S))

@@ -9,6 +9,7 @@ from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_client import RedisClient, name_of
 from ext_proc.adapters.redis_values import Unreadable, pack, unpack
 from filters.api import Clock
+from filters.errors import PortError
 
 
 class RedisStore:
@@ -68,7 +69,10 @@ class RedisStore:
             ("LTRIM", name, 0, most - 1),
             ("LRANGE", name, 0, most - 1),
         )
-        return sum(int(time) > now_ms - window_ms for time in times)
+        try:
+            return sum(int(time) > now_ms - window_ms for time in times)
+        except ValueError:
+            raise PortError("redis sighted: no times") from None
 
     def _read(self, written: bytes | None) -> bytes | None:
         """Return the value; what cannot be read is none, and counted."""

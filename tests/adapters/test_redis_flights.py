@@ -262,6 +262,19 @@ async def test_a_process_that_was_killed_holds_up_the_others_for_a_moment_only(
     (await other.lead()).leave()
 
 
+@pytest.mark.parametrize("end", [(), ("PX", 60_000)], ids=["never", "late"])
+async def test_a_lock_that_ends_later_than_any_other_is_none(
+    two: tuple[Process, Process], end: tuple[str | int, ...]
+) -> None:
+    """Others wrote it, or the clock of Redis was set back; who comes does not wait for it."""
+    one, _ = two
+    await one.redis("SET", LEAD, b"foreign", *end)
+    seat = await one.lead()
+    assert 1 == one.redis.asked["follow"]
+    seat.land(b"an answer")
+    await one.redis("DEL", LEAD)
+
+
 async def test_without_redis_each_process_is_by_itself(two: tuple[Process, Process]) -> None:
     """One of each asks the model, at once, and shares what it was told."""
     one, other = two

@@ -284,6 +284,15 @@ async def test_a_key_of_another_type_is_a_port_error(
         await store.get(b"key")
 
 
+async def test_sightings_that_are_no_times_are_a_port_error(
+    server: RedisServer, store: RedisStore
+) -> None:
+    """Somebody else uses the name: memory counts instead, where there is one."""
+    server.ask("RPUSH", "forebay:seen:{key}", "yesterday", "9" * 5_000)
+    with pytest.raises(PortError, match="redis sighted: no times"):
+        await store.sighted(b"key", 1, 5)
+
+
 async def test_a_wrong_password_is_a_port_error(server: RedisServer, clock: FakeClock) -> None:
     """The error does not repeat the password."""
     url = f"redis://127.0.0.1:{server.port}/0"
