@@ -47,9 +47,12 @@ def waits(results: Mapping[str, Result]) -> str:
     Both axes are logarithmic: of a tenth, a hundredth, a thousandth of the requests one sees as
     much as of the half.
     """
-    least = 10 ** math.floor(math.log10(max(1e-3, min(one.ttft_s[0] for one in results.values()))))
-    most = 10 ** math.ceil(math.log10(max(one.ttft_s[-1] for one in results.values())))
-    rarest = 10 ** -math.ceil(math.log10(max(len(one.ttft_s) for one in results.values())))
+    shortest = max(1e-3, min(one.ttft_s[0] for one in results.values()))
+    longest = max(one.ttft_s[-1] for one in results.values())
+    least = 10.0 ** math.floor(math.log10(shortest))
+    most = max(10.0 ** math.ceil(math.log10(longest)), 10 * least)
+    count = max(10, *(len(one.ttft_s) for one in results.values()))
+    rarest = 10.0 ** -math.ceil(math.log10(count))
     wide, high = WIDE - LEFT - RIGHT, HIGH - TOP - BOTTOM
 
     def across(seconds: float) -> float:
