@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-import redis.asyncio as redis
 from redis.asyncio.connection import AbstractConnection
 
 from ext_proc.adapters.breaker import Breaker, BreakerState
+from ext_proc.adapters.redis_wire import (
+    Call,
+    Command,
+    Replies,
+    abort,
+    exchange,
+    settle,
+    writer_of,
+)
 from ext_proc.redis_url import Address
 from filters.api import Clock
 
@@ -23,9 +30,6 @@ HARD_LIMIT_S: Final = 1.0  # a batch nobody waits for any more is given up after
 FAILURES: Final = 5  # in a row, before the server is bypassed
 PAUSE_NS: Final = 1_000_000_000  # between one probe of a server that failed and the next
 
-Command: TypeAlias = tuple[bytes | str | int, ...]
-Replies: TypeAlias = list[Any] | Exception
-"""The reply to each command of a call, or what went wrong; never raised where nobody listens."""
 Connect: TypeAlias = Callable[[Address], AbstractConnection]
 """Returns a connection to a server that does not connect yet."""
 
@@ -35,18 +39,6 @@ BYPASSED: Final = RuntimeError()
 """The server was not asked, for it failed moments ago."""
 FULL: Final = RuntimeError()
 """The server was not asked, for too many others wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one caller asked, and where its outcome goes."""
-
-    commands: Sequence[Command]
-    outcome: asyncio.Future[Replies]
-    weight: int = 0
-    """Bytes that a queue full of such calls is measured by; of what only reads, none."""
-    stays: bool = False
-    """It is sent even if its caller was cancelled before its turn came."""
 
 
 class RedisNode:
@@ -141,7 +133,7 @@ class RedisNode:
         """Wait until what is under way has ended; return whether there is a connection."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
-        return any(_writer_of(connection) is not None for connection in self._connections)
+        return any(writer_of(connection) is not None for connection in self._connections)
 
     async def retire(self) -> None:
         """Ask nothing more, let what runs end and close every connection."""
@@ -158,10 +150,10 @@ class RedisNode:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in self._waiting:
-            _settle(call, BYPASSED)
+            settle(call, BYPASSED)
         self._waiting.clear()
         for connection in self._connections:
-            _abort(_writer_of(connection))
+            abort(writer_of(connection))
             await connection.disconnect()
 
     def _send(self) -> None:
@@ -184,7 +176,7 @@ class RedisNode:
 
     async def _greet(self, connection: AbstractConnection) -> None:
         """Have a connection open, and serve those who came meanwhile."""
-        was_open = _writer_of(connection) is not None
+        was_open = writer_of(connection) is not None
         if not await self._try(connection, [_greeting()]) and was_open:
             await self._try(connection, [_greeting()])  # it was not, at the other end
         await self._serve(connection)
@@ -203,11 +195,11 @@ class RedisNode:
         started_ns = self._clock.monotonic_ns()
         try:
             async with asyncio.timeout(HARD_LIMIT_S):
-                await _exchange(connection, calls)
+                await exchange(connection, calls)
         except Exception as error:  # noqa: BLE001 - whatever broke, each call hears of it
             await connection.disconnect(nowait=True)
             for call in calls:
-                _settle(call, error)
+                settle(call, error)
             return False
         self._answered(started_ns)
         return True
@@ -229,75 +221,8 @@ class RedisNode:
         return calls
 
 
-async def ask_once(
-    connection: AbstractConnection, commands: Sequence[Command], limit_s: float
-) -> Replies:
-    """Ask over a connection for this alone; return the replies or what broke."""
-    call = Call(commands, asyncio.get_running_loop().create_future())
-    try:
-        async with asyncio.timeout(limit_s):
-            await _exchange(connection, [call])
-        return await call.outcome
-    except Exception as error:  # noqa: BLE001 - whatever broke, the caller hears of it
-        return error
-    finally:
-        await connection.disconnect(nowait=True)
-
-
-async def _exchange(connection: AbstractConnection, calls: Sequence[Call]) -> None:
-    """Write the commands of all calls at once and hand each call its replies."""
-    await connection.connect()  # type: ignore[no-untyped-call] # redis-py's
-    try:
-        stale = await connection.can_read()
-    except redis.ConnectionError:
-        stale = True
-    if stale:  # the server closed it meanwhile
-        await connection.disconnect(nowait=True)
-        await connection.connect()  # type: ignore[no-untyped-call] # redis-py's
-    writer = _writer_of(connection)  # redis-py forgets it when it closes the connection
-    try:
-        await _write_and_read(connection, calls)
-    except BaseException:
-        _abort(writer)
-        raise
-
-
-def _writer_of(connection: AbstractConnection) -> asyncio.StreamWriter | None:
-    return connection._writer  # noqa: SLF001 - there is no other way to close it at once
-
-
-def _abort(writer: asyncio.StreamWriter | None) -> None:
-    """Close a connection at once.
-
-    redis-py's way waits until a server that may take nothing has taken what was to be sent.
-    """
-    if writer is not None:
-        writer.transport.abort()
-
-
-async def _write_and_read(connection: AbstractConnection, calls: Sequence[Call]) -> None:
-    commands = [command for call in calls for command in call.commands]
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    for call in calls:
-        outcome: Replies = []
-        for _ in call.commands:
-            try:
-                reply = await connection.read_response()
-            except redis.ResponseError as error:
-                outcome = error
-            else:
-                if isinstance(outcome, list):
-                    outcome.append(reply)
-        _settle(call, outcome)
-
-
 def _greeting() -> Call:
     return Call([("PING",)], asyncio.get_running_loop().create_future())
-
-
-def _settle(call: Call, outcome: Replies) -> None:
-    if not call.outcome.done():
-        call.outcome.set_result(outcome)
 
 
 def _be_late(call: Call) -> None:
@@ -306,7 +231,7 @@ def _be_late(call: Call) -> None:
     In this turn of the loop bytes are taken from the socket, in the next one they are read.
     """
     loop = asyncio.get_running_loop()
-    loop.call_soon(loop.call_soon, _settle, call, LATE)
+    loop.call_soon(loop.call_soon, settle, call, LATE)
 
 
 def _weigh(commands: Sequence[Command]) -> int:

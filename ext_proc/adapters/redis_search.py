@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ext_proc.adapters.redis_dial import Dial
-from ext_proc.adapters.redis_node import ask_once
+from ext_proc.adapters.redis_wire import ask_once
 from ext_proc.redis_url import Address
 
 SLOTS: Final = 16384  # of a cluster; Redis Cluster Specification, "Key distribution model"
