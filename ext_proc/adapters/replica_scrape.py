@@ -47,12 +47,14 @@ class Scraper:
         listener: Listener,
         *,
         period_s: float = PERIOD_S,
+        deadline_s: float = DEADLINE_S,
         rng: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """Ask nobody yet."""
         self._listener: Final = listener
         self._period_s: Final = period_s
+        self._deadline_s: Final = deadline_s
         self._rng: Final = rng
         self._sleep: Final = sleep
         self._http: aiohttp.ClientSession | None = None
@@ -85,7 +87,7 @@ class Scraper:
             whole = reader.server is None or began_s >= whole_s
             pause_s = self._period_s * (1 + JITTER * (2 * self._rng() - 1))
             try:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(self._deadline_s):
                     page = await self._page(f"http://{address}{paths[0]}")
                 said = reader.read(page, whole=whole)
                 if said is None:

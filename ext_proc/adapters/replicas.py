@@ -120,9 +120,11 @@ class FollowedReplicas:
         log: Log,
         *,
         period_s: float = PERIOD_S,
+        probing_s: float = PROBING_S,
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Know no pool yet."""
+        self._probing_s: Final = probing_s
         self._clock: Final = clock
         self._log: Final = log
         self._rng: Final = rng
@@ -291,7 +293,7 @@ class FollowedReplicas:
     async def _probe_on(self) -> None:
         """Ask replicas that are avoided for a token, so that no client's request has to try."""
         while True:
-            await asyncio.sleep(PROBING_S)
+            await asyncio.sleep(self._probing_s)
             now_s = _seconds(self._clock)
             for pool in list(self._pools.values()):
                 for replica in pool.picker.avoided(now_s):

@@ -1,0 +1,293 @@
+"""Real servers are found, listened to, picked, avoided and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ext_proc.adapters.membership import Fixed, Listed
+from ext_proc.adapters.replica_signals import Said
+from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
+from ext_proc.tools.simulator import Simulator
+from filters.api import Clock
+from tests.fakes import FakeClock
+from tests.model_server import ModelServer
+
+PATIENCE_S = 60.0
+PROMPT = b"x" * 8_192
+POOL = "full"
+
+
+class Lines:
+    """A log that is read."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, object]] = []
+        self.written = asyncio.Event()
+
+    def warning(self, event: str, **fields: object) -> None:
+        self.lines.append({"event": event, **fields})
+        self.written.set()
+
+
+class Followed(FollowedReplicas):
+    """Wakes who waits for something to be told."""
+
+    def __init__(self, clock: Clock, log: Lines) -> None:
+        super().__init__(clock, log, period_s=0.001, probing_s=0.001, rng=lambda: 0.01)
+        self._told = asyncio.Event()
+        self._said: Counter[str] = Counter()
+
+    def said(self, address: str, said: Said) -> None:
+        super().said(address, said)
+        self._said[address] += 1
+        self._told.set()
+
+    def refused(self, address: str) -> None:
+        super().refused(address)
+        self._told.set()
+
+    async def until(self, avoided: int = 0, replicas: int = 0) -> None:
+        """Wait until so many replicas are avoided, and so many are there."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                figures = self.figures()[POOL]
+                if figures.avoided == avoided and figures.replicas >= replicas:
+                    return
+                self._told.clear()
+                await self._told.wait()
+
+    async def heard(self, *addresses: str, times: int = 2) -> None:
+        """Wait until each of them said something so often from now on."""
+        wanted = {address: self._said[address] + times for address in addresses}
+        async with asyncio.timeout(PATIENCE_S):
+            while any(self._said[address] < often for address, often in wanted.items()):
+                self._told.clear()
+                await self._told.wait()
+
+    def address(self, prompt: bytes = PROMPT) -> str:
+        """Pick, let go, and return where."""
+        picked = self.pick(POOL, prompt, "m")
+        assert picked is not None
+        picked.ended()
+        return picked.addresses[0]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def log() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+async def replicas(clock: FakeClock, log: Lines) -> AsyncIterator[Followed]:
+    made = Followed(clock, log)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[ModelServer]:
+    async with ModelServer() as made:
+        yield made
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[ModelServer]:
+    async with ModelServer() as made:
+        yield made
+
+
+def fixed(
+    *servers: ModelServer, strategy: str = "expected", explore: float = 0.0
+) -> ReplicaSettings:
+    members = Fixed(tuple(server.address for server in servers))
+    return ReplicaSettings(members, strategy, explore=explore)
+
+
+async def test_a_pool_that_nobody_set_up_has_nobody(replicas: Followed) -> None:
+    """The proxy chooses."""
+    assert (False, None) == (replicas.has(POOL), replicas.pick(POOL, PROMPT, "m"))
+
+
+async def test_a_pool_may_have_lost_all(replicas: Followed) -> None:
+    """It is known, and empty."""
+    replicas.follow({POOL: ReplicaSettings()})
+    assert (True, None) == (replicas.has(POOL), replicas.pick(POOL, PROMPT, "m"))
+
+
+async def test_a_replica_is_picked_and_let_go(replicas: Followed, one: ModelServer) -> None:
+    """What is under way is counted."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.until(replicas=1)
+    picked = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    during = replicas.figures()[POOL].under_way
+    picked.started()
+    picked.ended()
+    picked.ended()
+    assert ((one.address,), 1, 0) == (picked.addresses, during, replicas.figures()[POOL].under_way)
+
+
+async def test_a_subset_of_strangers_is_nobody(replicas: Followed, one: ModelServer) -> None:
+    """Another replica than those allowed is no answer."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.until(replicas=1)
+    assert replicas.pick(POOL, PROMPT, "m", subset=("10.9.9.9:1",)) is None
+
+
+async def test_what_replicas_say_counts(
+    replicas: Followed, one: ModelServer, other: ModelServer
+) -> None:
+    """Another gateway keeps one of them busy."""
+    one.running = 9
+    replicas.follow({POOL: fixed(one, other, strategy="least_load")})
+    await replicas.until(replicas=2)
+    await replicas.heard(one.address, other.address)
+    assert {other.address} == {replicas.address() for _ in range(8)}
+
+
+async def test_a_replica_says_how_much_it_holds(replicas: Followed, one: ModelServer) -> None:
+    """No more is remembered of it."""
+    one.blocks = 16
+    replicas.follow({POOL: fixed(one)})
+    await replicas.heard(one.address)
+    replicas.address()
+    picked = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    assert 256 == picked.held
+
+
+async def test_a_replica_that_began_anew_holds_nothing(
+    replicas: Followed, one: ModelServer, clock: FakeClock
+) -> None:
+    """It says when it began."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.heard(one.address)
+    replicas.address()
+    replicas.said(one.address, Said(0, 0, 0.0, began_s=99.0))
+    picked = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    assert 0 == picked.held
+
+
+async def test_a_replica_that_is_gone_is_avoided_until_it_is_back(
+    replicas: Followed, one: ModelServer
+) -> None:
+    """Nobody listens there, then somebody does."""
+    async with ModelServer() as gone:
+        replicas.follow({POOL: fixed(one, gone)})
+        await replicas.heard(one.address, gone.address)
+    await replicas.until(avoided=1)
+    during = {replicas.address() for _ in range(8)}
+    async with ModelServer(gone.port):
+        await replicas.until(avoided=0)
+    assert {one.address} == during
+
+
+async def test_a_request_that_went_elsewhere_is_counted_there(
+    replicas: Followed, one: ModelServer, other: ModelServer
+) -> None:
+    """Envoy found nobody at the first address and tried the second."""
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.until(replicas=2)
+    picked = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    first, second = picked.addresses
+    picked.served(second)
+    avoided = replicas.figures()[POOL].avoided
+    picked.ended()
+    assert (1, 0) == (avoided, replicas.figures()[POOL].under_way)
+    assert second == replicas.address()
+    assert first != second
+
+
+async def test_a_silent_replica_is_asked_for_a_token_until_it_gives_one(
+    replicas: Followed, one: ModelServer, other: ModelServer, clock: FakeClock
+) -> None:
+    """No client's request has to find out."""
+    one.answers.clear()
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.until(replicas=2)
+    waiting = replicas.pick(POOL, PROMPT, "m", subset=(one.address,))
+    assert waiting is not None
+    clock.advance(10.0)
+    await replicas.until(avoided=1)
+    during = {replicas.address() for _ in range(8)}
+    one.answers.set()
+    await replicas.until(avoided=0)
+    assert ({other.address}, 1) == (during, min(1, one.asked["/v1/completions"]))
+
+
+async def test_a_silent_replica_that_cannot_be_asked_is_tried_by_clients(
+    replicas: Followed, one: ModelServer, other: ModelServer, clock: FakeClock
+) -> None:
+    """It has no list of models, or wants a key for it."""
+    one.has_models = False
+    replicas.follow({POOL: fixed(one, other, strategy="least_load")})
+    await replicas.until(replicas=2)
+    assert replicas.pick(POOL, PROMPT, "m", subset=(one.address,)) is not None
+    clock.advance(10.0)
+    await replicas.until(avoided=1)
+    clock.advance(10.0)
+    async with asyncio.timeout(PATIENCE_S):
+        while replicas.address() != one.address:
+            await replicas.heard(other.address)
+
+
+async def test_settings_change_while_requests_are_under_way(
+    replicas: Followed, one: ModelServer, other: ModelServer
+) -> None:
+    """What is known stays known."""
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.until(replicas=2)
+    picked = replicas.pick(POOL, PROMPT, "m")
+    replicas.follow({POOL: fixed(one, other, strategy="round_robin")})
+    again = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    assert again is not None
+    assert (2, True) == (replicas.figures()[POOL].under_way, again.why.startswith("round_robin"))
+
+
+async def test_a_pool_that_is_gone_is_followed_no_more(
+    replicas: Followed, one: ModelServer
+) -> None:
+    """What was sent there may still end."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.until(replicas=1)
+    picked = replicas.pick(POOL, PROMPT, "m")
+    replicas.follow({})
+    assert picked is not None
+    picked.ended(good=False)
+    assert (False, {}) == (replicas.has(POOL), replicas.figures())
+
+
+async def test_members_that_cannot_be_found_are_said(replicas: Followed, log: Lines) -> None:
+    """In the log: nobody is picked."""
+    replicas.follow({POOL: ReplicaSettings(Listed("/nowhere/full.yaml", POOL))})
+    async with asyncio.timeout(PATIENCE_S):
+        await log.written.wait()
+    why = "/nowhere/full.yaml: FileNotFoundError"
+    assert {"event": "replicas_unknown", "pool": POOL, "why": why} == log.lines[0]
+
+
+async def test_simulated_replicas_are_followed_and_probed(
+    replicas: Followed, clock: FakeClock
+) -> None:
+    """They speak as vLLM does."""
+    async with Simulator(replicas=2) as simulator:
+        addresses = [f"127.0.0.1:{port}" for port in simulator.ports]
+        replicas.follow({POOL: ReplicaSettings(Fixed(tuple(addresses)))})
+        await replicas.heard(*addresses)
+        assert replicas.pick(POOL, PROMPT, "m", subset=addresses[:1]) is not None
+        clock.advance(10.0)
+        late = replicas.figures()[POOL].avoided
+        await replicas.until(avoided=0)
+    assert 1 == late
