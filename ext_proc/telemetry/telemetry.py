@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from ext_proc.session import Facts
 from ext_proc.telemetry.admissions import STORED, result_of
 from ext_proc.telemetry.cuts import by_rule
-from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_logger
+from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_line
 from ext_proc.telemetry.metrics import Metrics
 from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
@@ -40,6 +40,7 @@ CHANGES: Final = {
     "params.review": "review",
 }
 """Notes by which `params` says what it set, and what that is counted as."""
+UNREADABLES: Final = frozenset(Unreadable)
 MOST_TEXT: Final = 128  # characters of a model's name or a note: both may be a client's own text
 WRITE_AFTER_S: Final = 0.02  # nobody reads a log faster
 MOST_WAITING: Final = 32  # written in a millisecond, for which others have to wait
@@ -77,7 +78,6 @@ class Telemetry:
         """For everything that is no exchange."""
         self.metrics: Final = metrics
         self.clock: Final = clock
-        self.exchanges: Final = exchange_logger(lines, clock)
         self.spans: Spans | None = None
         self.in_flight = 0
         self._lines: Final = lines
@@ -173,7 +173,7 @@ class Telemetry:
             if written := self.spans.write(facts, parent, ended_ns - elapsed_ns, ended_ns):
                 trace_id = written
                 self.metrics.spans[("ended",)].inc()
-        self.exchanges.info("exchange", time=at, **_fields(facts, elapsed_ns, trace_id))
+        self._lines.write(exchange_line(at, _fields(facts, elapsed_ns, trace_id)))
 
     def count(self, facts: Facts, elapsed_ns: int) -> None:
         """Count an exchange that ended."""
@@ -211,17 +211,19 @@ class Telemetry:
             self._count_cache(facts, str(notes["cache"]))
         if isinstance(estimated := notes.get(ESTIMATED), int):
             metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
-        if (unreadable := notes.get(UNREADABLE)) in set(Unreadable):
+        if (unreadable := notes.get(UNREADABLE)) in UNREADABLES:
             metrics.unreadable[(str(unreadable),)].inc()
         if facts.task is not None and EXPERT in notes:
             metrics.experts[facts.task.domain, str(notes[EXPERT])].inc()
         for key, note in notes.items():
-            if key.endswith(".failed"):
-                metrics.filter_errors[(key.removesuffix(".failed"),)].inc()
-            elif key.endswith(".skip"):
-                metrics.skips[key.removesuffix(".skip"), reason_of(note)].inc()
-            elif key in CHANGES:
+            if key in CHANGES:
                 metrics.params[(CHANGES[key],)].inc()
+                continue
+            filter_name, _, what = key.rpartition(".")
+            if what == "failed":
+                metrics.filter_errors[(filter_name,)].inc()
+            elif what == "skip":
+                metrics.skips[filter_name, reason_of(note)].inc()
 
     def _count_cache(self, facts: Facts, outcome: str) -> None:
         notes, metrics, profile = facts.notes, self.metrics, facts.profile
