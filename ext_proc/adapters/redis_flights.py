@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from ext_proc.adapters.flights import (
@@ -29,6 +29,7 @@ from filters.errors import PortError
 
 LEASE_MS: Final = 2_500  # how long others wait for a process that was killed
 BEAT_S: Final = 0.8  # between two extensions of it: one may fail
+AT_ONCE: Final = 64  # locks extended together: one batch
 MARK_MS: Final = 1_500  # six looks of one that waits
 LANDED_MS: Final = 5_000  # for those who look for it; longer than any pause of a process that lives
 SHORTEST_S: Final = 0.01  # between two looks; then a tenth of the time waited so far
@@ -168,10 +169,15 @@ class RedisFlights(LocalFlights):
             return
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        for flight, since_s in self._held.items():
-            if now_s - since_s >= BEAT_S / 2:
-                _start(self._extend(flight), self._telling)
+        old = [flight for flight, since_s in self._held.items() if now_s - since_s >= BEAT_S / 2]
+        _start(self._extend_all(old), self._telling)
         self._beating = loop.call_later(BEAT_S, self._beat)
+
+    async def _extend_all(self, flights: Sequence[Flight]) -> None:
+        """Extend locks, but leave room in Redis for what requests ask."""
+        for first in range(0, len(flights), AT_ONCE):
+            held = [flight for flight in flights[first : first + AT_ONCE] if flight in self._held]
+            await asyncio.gather(*map(self._extend, held))
 
     async def _extend(self, flight: Flight) -> None:
         """Extend a lock; one that was lost is another's, for which that does no harm."""

@@ -12,7 +12,7 @@ import pytest
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.redis_client import RedisClient
-from ext_proc.adapters.redis_flights import LEASE_MS, RedisFlights
+from ext_proc.adapters.redis_flights import AT_ONCE, LEASE_MS, RedisFlights
 from ext_proc.adapters.redis_wire import Command
 from filters.api import Boarding
 from filters.errors import PortError
@@ -68,6 +68,28 @@ class Asking:
         async with asyncio.timeout(60):
             while self.asked[operation] < times:
                 await self("PING")
+
+
+class Counting:
+    """A Redis that gives every lock and counts how many it is to extend at one time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.extended = asyncio.Event()
+        self._asking = 0
+        self._extended: set[bytes] = set()
+
+    async def ask(self, operation: str, key: bytes, *commands: Command) -> list[Any]:
+        if len(commands) == 1:  # to take the lock, or to give it up
+            return [True]
+        self._asking += 1
+        self.most = max(self.most, self._asking)
+        await asyncio.sleep(0)
+        self._asking -= 1
+        self._extended.add(key)
+        if len(self._extended) == 2_000:
+            self.extended.set()
+        return [b"one-%b" % key, 1]
 
 
 class Process:
@@ -315,3 +337,19 @@ async def test_a_moment_without_redis_ends_no_wait(two: tuple[Process, Process])
     await other.redis.until_asked("follow", other.redis.asked["follow"] + 3)
     seat.land(b"value")
     assert (Boarding.SHARED, b"value") == await task
+
+
+@pytest.mark.slow
+async def test_thousands_of_locks_are_extended_some_at_a_time() -> None:
+    """Else what requests ask of Redis finds no room among it."""
+    redis = Counting()
+    flights = RedisFlights(redis, FakeFlightWatch(), name=b"one")
+    seats = [flights.board(b"%d" % number, room=ROOM) for number in range(2_000)]
+    for seat in seats:
+        assert await seat.answer(LONG_S) is None
+    async with asyncio.timeout(60):
+        await redis.extended.wait()
+    assert AT_ONCE == redis.most
+    for seat in seats:
+        seat.leave()
+    await flights.close()
