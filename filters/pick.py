@@ -21,6 +21,7 @@ from filters.api import (
 from filters.document import encode
 from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES
 
+_ENDS: Final = Need.HEAD | Need.END  # 1 us each time it is put together
 FIRST_ERROR: Final = 400
 """A reply of such a status or above says nothing of what was prefilled."""
 
@@ -78,7 +79,7 @@ class PickFilter(Filter[PickConfig]):
         exchange.note("pick.why", picked.why)
         exchange.note("pick.held", picked.held)
         exchange.note("pick.expected_ms", round(picked.expected_s * 1e3))
-        exchange.need(Need.HEAD | Need.END)
+        exchange.need(_ENDS)
         return CONTINUE
 
     async def on_response(self, exchange: Exchange) -> None:
@@ -116,8 +117,9 @@ def beginning(prompt: Prompt) -> tuple[bytes, int]:
     tools = prompt.tools()
     parts = [encode(tools).decode()] if tools else []
     for turn in prompt.turns():
-        parts.append(f"\n{turn.role}\n")
-        parts += [text.value for text in turn.texts]
+        parts += ("\n", turn.role, "\n")
+        for text in turn.texts:
+            parts.append(text.value)
     text = "".join(parts)
     shown = text[:MOST_NAMED_BYTES].encode(errors="surrogatepass")
     if len(text) <= MOST_NAMED_BYTES:

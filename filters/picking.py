@@ -16,31 +16,7 @@ from filters.prefill_cost import Prefill, PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES, block_ends, block_sizes, names_of
 from filters.prefix_index import PrefixIndex
 from filters.replica import Ask, Pick, Replica, Signals
-from filters.strategies import (
-    Affinity,
-    Blend,
-    Expected,
-    LeastLoad,
-    Random,
-    RoundRobin,
-    Strategy,
-)
-
-__all__ = [
-    "Affinity",
-    "Ask",
-    "Blend",
-    "Expected",
-    "LeastLoad",
-    "Pick",
-    "Picker",
-    "Random",
-    "Replica",
-    "RoundRobin",
-    "Signals",
-    "Strategy",
-    "ask_of",
-]
+from filters.strategies import LeastLoad, Strategy
 
 EXPLORE_S: Final = 0.02
 """More prefill than that is too much to pay for a look at another replica."""

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from filters.picking import EXPLORE_S, PROBE_S, Ask, Pick, Picker, Replica, Signals, ask_of
+from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
-from filters.replica import LATE_S, STALE_S
+from filters.replica import LATE_S, STALE_S, Ask, Pick, Replica, Signals
 from filters.strategies import STRATEGIES, Affinity, Blend, Expected
 
 ROOM = 1_000_000
