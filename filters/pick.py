@@ -120,8 +120,8 @@ def beginning(prompt: Prompt) -> tuple[bytes, int]:
         parts += ("\n", turn.role, "\n")
         for text in turn.texts:
             parts.append(text.value)
-    text = "".join(parts)
-    shown = text[:MOST_NAMED_BYTES].encode(errors="surrogatepass")
-    if len(text) <= MOST_NAMED_BYTES:
+    whole = "".join(parts)
+    shown = whole[:MOST_NAMED_BYTES].encode(errors="surrogatepass")
+    if len(whole) <= MOST_NAMED_BYTES:
         return shown, len(shown) // TOKEN_BYTES
-    return shown, len(shown) * len(text) // MOST_NAMED_BYTES // TOKEN_BYTES
+    return shown, len(shown) * len(whole) // MOST_NAMED_BYTES // TOKEN_BYTES
