@@ -117,7 +117,7 @@ def _profiles(
                 f"{stored:,}",
                 f"{sum(refused.values()):,}",
             ]
-        table.add_row(name, *cells)
+        table.add_row(Text(_harmless(name)), *cells)
     return table
 
 
@@ -163,7 +163,7 @@ def show_entries(key: str, entries: Sequence[Entry]) -> None:
         if entry is not entries[-1]:
             console.print()
     if body := next((entry.body for entry in entries if entry.body is not None), None):
-        print(f"\n{body}")  # as it is: rich would read marks in it
+        print(f"\n{_harmless(body)}")  # as it is: rich would read marks in it
 
 
 def _said_of(entry: Entry) -> list[tuple[str, str]]:
@@ -225,7 +225,16 @@ def _console() -> Console:
 
 
 def _line(name: str, said: str | Text) -> Text:
+    if isinstance(said, str):
+        said = _harmless(said)
     return Text.assemble((f"{name:<{NAME_CHARS}}", "cyan"), said)
+
+
+def _harmless(text: str) -> str:
+    """Return a text that others may have written, with what commands a terminal spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def _answers(number: int) -> str:

@@ -157,8 +157,7 @@ class RedisEntries:
             part.scanned += len(names)
             part.patterns += sum(kind_of(name) == b"seen" for name in names)
             if ours := [name for name in names if kind_of(name) == b"answer"]:
-                lengths = await self._at(node, [("STRLEN", name) for name in ours])
-                for name, length in zip(ours, lengths, strict=True):
+                for name, length in await self._lengths(node, ours):
                     part.entries[profile_of(name)] += 1
                     part.bytes[profile_of(name)] += length
             found = sum(before.entries.values()) + sum(part.entries.values())
@@ -168,6 +167,19 @@ class RedisEntries:
                 part.stand_for(size)
                 break
         return part
+
+    async def _lengths(self, node: RedisNode, names: list[bytes]) -> list[tuple[bytes, int]]:
+        """Return how long the values are that may be answers; a list of somebody else's has none.
+
+        That is rare, and the server's reply to all of them is an error then.
+        """
+        try:
+            lengths = await self._at(node, [("STRLEN", name) for name in names])
+        except ConfigError:
+            types = await self._at(node, [("TYPE", name) for name in names])
+            names = [name for name, kind in zip(names, types, strict=True) if kind == b"string"]
+            lengths = await self._at(node, [("STRLEN", name) for name in names])
+        return list(zip(names, lengths, strict=True))
 
     async def purge(self, which: Which, seen: Seen, *, dry_run: bool = False) -> Purged:
         """Let go of what is named, a few names at a time."""

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -22,12 +23,13 @@ from ext_proc.adapters.redis_client import RedisClient, name_of
 from ext_proc.adapters.redis_store import RedisStore
 from ext_proc.admin import Admin
 from ext_proc.cache_desk import CacheDesk
-from ext_proc.cache_entry import Which
+from ext_proc.cache_entry import Entry, Which
 from ext_proc.config import RedisSettings
 from ext_proc.session import tenant_of
 from ext_proc.telemetry import Telemetry
-from ext_proc.tools import cache, cache_redis
+from ext_proc.tools import cache, cache_page, cache_redis
 from ext_proc.tools.cache_redis import AT_ONCE, Counted, RedisEntries
+from ext_proc.tools.cache_server import CacheServer
 from filters.api import RequestHead
 from filters.cache_record import Record, write_record
 from filters.errors import ConfigError
@@ -165,6 +167,16 @@ async def test_what_is_kept_is_counted_by_profile(entries: RedisEntries, filled:
     assert len(record()) < counted.bytes // 4 < len(record()) + 10
 
 
+async def test_what_is_no_answer_by_its_type_is_not_counted(
+    entries: RedisEntries, filled: Filled
+) -> None:
+    """Somebody else's list under a name of ours leaves the others to be counted."""
+    expected = await entries.count(unseen)
+    name = name_of(b"answer", key(number=9))
+    await filled.client.ask("put", key(number=9), ("RPUSH", name, b"x"))
+    assert expected == await entries.count(unseen)
+
+
 @pytest.mark.parametrize(
     ("which", "gone"),
     [
@@ -259,6 +271,22 @@ async def test_what_is_no_value_of_ours_says_why(entries: RedisEntries, filled: 
 async def test_a_key_without_an_answer_has_no_entry(entries: RedisEntries) -> None:
     """Its time may be over."""
     assert await entries.entry(key(number=77).decode()) is None
+
+
+def test_what_others_wrote_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names, models and bodies may hold its control codes, and marks that rich would read."""
+    shown = Entry(
+        key="faq:shared:0", profile="faq", tenant="shared", place="redis", ttl_s=1, stored_bytes=1
+    )
+    odd = "[/b]\x1b[2J\x9b\u202e"
+    cache_page.show_entries("k", [msgspec.structs.replace(shown, model=odd, body=f"{odd}\n\té")])
+    counted = Counted(1, 1, 0, {odd: {"entries": 1, "bytes": 1}}, sampled=False, masters=1)
+    cache_page.show_stats(None, counted, CacheServer("127.0.0.1:1"), now_s=0)
+    told = capsys.readouterr().out
+    harmless = r"[/b]\x1b[2J\x9b\u202e"
+    assert 3 == told.count(harmless)
+    assert f"{harmless}\n\té\n" in told
+    assert set("\x1b\x9b\u202e").isdisjoint(told)
 
 
 def test_redis_that_does_not_answer_is_told_with_what_to_do(tmp_path: Path) -> None:
