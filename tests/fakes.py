@@ -138,10 +138,10 @@ class FakeStoreWatch:
 
 
 class FakeFlights:
-    """A `Flights` that keeps everybody until told, and whose waits end with the time of a clock.
+    """A `Flights` whose waits end with the time of a clock, or with a look at them.
 
-    Under `drive` each look at what became of a wait is one on the port; `looping` lets it run
-    under an event loop.
+    Under `drive` somebody waits once, and is late if nothing came of it by then; `looping` lets it
+    run under an event loop.
     """
 
     def __init__(self, clock: FakeClock, *, most_waiting: int = 1_000) -> None:
@@ -190,6 +190,7 @@ class FakeSeat:
                     await asyncio.sleep(0)
                 else:
                     await PortWait("flights")
+                    ends_ns = 0
         except BaseException:
             self.leave()
             raise
