@@ -15,6 +15,8 @@ LEAST_HIT: Final = 0.96
 MOST_SPREAD: Final = 1.25
 MOST_BEHIND: Final = 1.03
 LEAST_GAIN: Final = 0.90
+LEAST_TO_GAIN: Final = 0.03
+"""Where the oracle gains less than this over the base, a share of its gain is a share of noise."""
 MOST_LONG: Final = 0.40
 LONG: Final = "long"
 UNSHARED: Final = "unshared"
@@ -125,8 +127,9 @@ def _of_load(
         yield Goal(replicas, load, "TTFT P95, of the best other", behind, MOST_BEHIND)
     base, oracle = results.get(BASE), results.get(ORACLE)
     if base is not None and oracle is not None:
-        share = gain(ours, base, oracle)
-        yield Goal(replicas, load, "gain, of the oracle's", share, LEAST_GAIN, least=True)
+        if oracle.percentile(0.95) < (1 - LEAST_TO_GAIN) * base.percentile(0.95):
+            share = gain(ours, base, oracle)
+            yield Goal(replicas, load, "gain, of the oracle's", share, LEAST_GAIN, least=True)
     if load == LONG and base is not None:
         share = p95_s / base.percentile(0.95)
         yield Goal(replicas, load, "TTFT P95, of round robin's", share, MOST_LONG)

@@ -67,6 +67,16 @@ def test_where_the_oracle_gains_nothing_there_is_nothing_to_miss() -> None:
     assert 1.0 == gain(result("expected", 1.0), base, result(ORACLE, 1.0))
 
 
+def test_a_gain_that_is_noise_is_held_against_nobody() -> None:
+    """Two per cent over round robin are no gain to have a share of; four are."""
+    base = result("round_robin", 1.0)
+    found = [
+        "gain, of the oracle's" in held(result("expected", 1.0), base, result(ORACLE, p95_s))
+        for p95_s in (0.98, 0.96)
+    ]
+    assert [False, True] == found
+
+
 @pytest.mark.parametrize(
     ("what", "good", "bad"),
     [
