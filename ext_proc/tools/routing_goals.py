@@ -126,10 +126,13 @@ def _of_load(
         behind = p95_s / min(others)
         yield Goal(replicas, load, "TTFT P95, of the best other", behind, MOST_BEHIND)
     base, oracle = results.get(BASE), results.get(ORACLE)
-    if base is not None and oracle is not None:
-        if oracle.percentile(0.95) < (1 - LEAST_TO_GAIN) * base.percentile(0.95):
-            share = gain(ours, base, oracle)
-            yield Goal(replicas, load, "gain, of the oracle's", share, LEAST_GAIN, least=True)
+    if (
+        base is not None
+        and oracle is not None
+        and oracle.percentile(0.95) < (1 - LEAST_TO_GAIN) * base.percentile(0.95)
+    ):
+        share = gain(ours, base, oracle)
+        yield Goal(replicas, load, "gain, of the oracle's", share, LEAST_GAIN, least=True)
     if load == LONG and base is not None:
         share = p95_s / base.percentile(0.95)
         yield Goal(replicas, load, "TTFT P95, of round robin's", share, MOST_LONG)
