@@ -12,8 +12,17 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
+from blake3 import blake3
+
 from filters.prefill_cost import Prefill, PrefillCost
-from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES, block_ends, block_sizes, names_of
+from filters.prefix_blocks import (
+    BLOCK_TOKENS,
+    MOST_NAMED_BYTES,
+    TOKEN_BYTES,
+    block_ends,
+    block_sizes,
+    names_of,
+)
 from filters.prefix_index import PrefixIndex
 from filters.replica import Ask, Pick, Replica, Signals
 from filters.strategies import LeastLoad, Strategy
@@ -28,6 +37,15 @@ BATCH: Final = 8
 """So many prefills without a pause are learned from as one."""
 ANSWER_SHARE: Final = 0.02
 """What share of a replica's work an answer is while it is written: steps are shared by many."""
+HEARD_SHARE: Final = 0.002
+"""The weight of what a replica says in the average: of eight, some three seconds count."""
+SENT_SHARE: Final = 0.01
+"""The weight of a pick in the average of what picks found and took."""
+LEAST_HOPE: Final = 0.02
+"""Less is not worth looking for a home."""
+HOME_BYTES: Final = 1_024
+"""Prompts that begin alike so far have the same home: a system prompt is mostly longer."""
+HOME_BLOCKS: Final = HOME_BYTES // TOKEN_BYTES // BLOCK_TOKENS
 _LEAST_LOAD: Final = LeastLoad()
 
 
@@ -40,7 +58,13 @@ def ask_of(prompt: bytes, seed: str, *, tokens: int = 0, watched: bool = True) -
     names = names_of(prompt[:MOST_NAMED_BYTES], seed)
     counted = len(prompt) // TOKEN_BYTES
     named = min(counted, MOST_NAMED_BYTES // TOKEN_BYTES)
-    return Ask(names, block_ends(named), block_sizes(named), tokens or counted, watched)
+    place = number_of(seed.encode() + b"\n" + prompt[:HOME_BYTES])
+    return Ask(names, block_ends(named), block_sizes(named), tokens or counted, watched, place)
+
+
+def number_of(text: bytes) -> int:
+    """Return 64 bits of a hash that is the same in every process, unlike Python's own."""
+    return int.from_bytes(blake3(text).digest(8), "little")
 
 
 class Picker:
@@ -79,6 +103,12 @@ class Picker:
         self._rng: Final = rng
         self._numbers = 0
         self._picks = 0
+        self._ours = self._theirs = 0.0
+        """Requests at a replica on the average, from here and from elsewhere."""
+        self._prefill_s = 0.0
+        """What a prefill takes, on the average."""
+        self._held_share = 0.0
+        """What part of a prompt was held where it was sent, on the average."""
 
     def add(self, address: str, room_tokens: int) -> Replica:
         """Take a replica in, which holds so many tokens; one that is there gets so much room."""
@@ -86,7 +116,8 @@ class Picker:
         if replica is None:
             number = (~self._numbers & self._numbers + 1).bit_length() - 1  # the least that is free
             self._numbers |= 1 << number
-            replica = self.replicas[address] = Replica(number, address)
+            key = number_of(address.encode())
+            replica = self.replicas[address] = Replica(number, address, key)
         self.index.add(replica.number, room_tokens)
         return replica
 
@@ -109,6 +140,9 @@ class Picker:
         replica = self.replicas.get(address)
         if replica is not None:
             replica.hear(signals)
+            ours, theirs = len(replica.picks), replica.others_waiting + replica.others_running
+            self._ours += HEARD_SHARE * (ours - self._ours)
+            self._theirs += HEARD_SHARE * (theirs - self._theirs)
 
     def refused(self, address: str, now_s: float) -> None:
         """Say that a replica took no connection: it is avoided until something starts there."""
@@ -143,6 +177,7 @@ class Picker:
             replicas = [one for one in every if one.avoided_s is None]
             probe = next((one for one in avoided if self._may_probe(one, now_s)), None)
         held = self._held(ask, replicas)
+        self._hope(ask)
         weights, name = self._weigh(ask, replicas, held, now_s)
         best = min(weights)
         order = sorted(range(len(replicas)), key=weights.__getitem__)
@@ -241,6 +276,21 @@ class Picker:
         self.failed += 1
         return _LEAST_LOAD.weigh(ask, replicas, held, now_s), "least_load"
 
+    def _hope(self, ask: Ask) -> None:
+        """Reckon what this picker cannot know: what others sent where, who pick by the same rule.
+
+        Gateways before the same replicas do not know of each other's picks. Each would put a
+        beginning that it sees for the first time somewhere else, and each replica would prefill
+        it; so it has a home that all agree on, which draws it the more, the more requests come
+        from elsewhere.
+        """
+        elsewhere = self._theirs / (self._theirs + self._ours + 0.1)
+        hope = elsewhere * self._held_share
+        ask.hope = hope if hope > LEAST_HOPE else 0.0
+        ask.another_s = self._prefill_s
+        if not ask.place and ask.names:  # as good in one process, for who has no text
+            ask.place = ask.names[min(HOME_BLOCKS, len(ask.names)) - 1]
+
     def _held(self, ask: Ask, replicas: Sequence[Replica]) -> list[int]:
         """Return how many tokens of the prompt each replica should hold."""
         everyone = 0
@@ -296,6 +346,9 @@ class Picker:
         self._picks += 1
         cost = self.cost
         seconds = cost.seconds(held, ask.tokens)
+        weight = max(SENT_SHARE, 1 / self._picks)
+        self._prefill_s += weight * (seconds - self._prefill_s)
+        self._held_share += weight * (held / max(1, ask.tokens) - self._held_share)
         owed = replica.owed(now_s)
         queue = replica.queue(now_s)
         expected_s = owed + seconds + cost.decode_s * queue + cost.base_s

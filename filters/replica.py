@@ -15,6 +15,7 @@ LATE_S: Final = 1.2
 """A first token may come so late whatever was expected, before its replica is avoided."""
 LATE_TIMES: Final = 3.0
 """Later than so many times the expected time is late: a prompt of seconds is guessed badly too."""
+_MIX: Final = 0x9E37_79B9_7F4A_7C15  # 2^64 over the golden ratio: all bits of a factor spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ class Ask:
     """Of the whole prompt."""
     watched: bool = True
     """Its first token will be seen when it comes. Without, it says nothing of a replica's speed."""
+    place: int = 0
+    """A number of its beginning, the same in every process; 0 where there is none."""
+    hope: float = 0.0
+    """What part of it its home holds, on the average, though nobody here sent it there."""
+    another_s: float = 0.0
+    """What another prompt takes a replica, on the average."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +98,8 @@ class Replica:
     number: int
     """Its bit in the sets of the prefix index."""
     address: str
+    key: int = 0
+    """A number of its address, the same in every process."""
     signals: Signals | None = None
     said_s: float = 0.0
     """Since when it has been saying the same."""
@@ -133,28 +142,26 @@ class Replica:
         return None if self.moved_s - self.said_s > STALE_S else signals
 
     def hear(self, signals: Signals) -> None:
-        """Take what it said, and reckon from it what others sent there.
-
-        The lesser of two readings counts: between two scrapes our own requests come and go.
-        """
+        """Take what it said, and reckon from it what others sent there."""
         before = self.signals
-        waiting = max(0, signals.waiting - len(self.unstarted))
-        running = max(0, signals.waiting + signals.running - len(self.picks) - waiting)
-        if before is None:
-            self.others_waiting, self.others_running = waiting, running
+        if before is None or (before.waiting, before.running, before.kv_usage) != (
+            signals.waiting,
+            signals.running,
+            signals.kv_usage,
+        ):
             self.said_s = signals.at_s
-        else:
-            gone = max(0, before.waiting - len(self.unstarted))
-            self.others_waiting = min(waiting, gone)
-            left = max(0, before.waiting + before.running - len(self.picks) - self.others_waiting)
-            self.others_running = min(running, left)
-            if (before.waiting, before.running, before.kv_usage) != (
-                signals.waiting,
-                signals.running,
-                signals.kv_usage,
-            ):
-                self.said_s = signals.at_s
+        others = max(0, signals.waiting + signals.running - len(self.picks))
+        self.others_waiting = min(others, max(0, signals.waiting - len(self.unstarted)))
+        self.others_running = others - self.others_waiting
         self.signals = signals
+
+    def pull(self, place: int) -> int:
+        """Return how strongly a beginning is drawn here: the most is its home, for every gateway.
+
+        Where replicas come or go, only their own share of beginnings changes homes (rendezvous
+        hashing).
+        """
+        return (place ^ self.key) * _MIX >> 32 & 0xFFFF_FFFF
 
     def queue(self, now_s: float) -> int:
         """Return how many requests wait or run there: ours, and those of others it spoke of."""

@@ -35,11 +35,11 @@ class Expected:
     def weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
     ) -> list[float]:
-        """See `Strategy`. What others wait for at a replica is taken to be like this prompt."""
+        """See `Strategy`. What others wait for is taken to be as what waits here."""
         cost, weight, balance_s = self._cost, self.own_weight, self.balance_s
         seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
-        share, another_s = cost.decode_s, cost.seconds(0, ask.tokens)
-        return [
+        share, another_s = cost.decode_s, ask.another_s
+        weights = [
             replica.owed(now_s)
             + weight * seconds[have]
             + share * replica.queue(now_s)
@@ -47,6 +47,11 @@ class Expected:
             + balance_s * replica.worked(now_s)
             for replica, have in zip(replicas, held, strict=True)
         ]
+        if ask.hope:
+            place = ask.place
+            home = max(range(len(replicas)), key=lambda at: replicas[at].pull(place))
+            weights[home] -= weight * ask.hope * seconds[held[home]]
+        return weights
 
 
 class Blend:

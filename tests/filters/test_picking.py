@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of
+from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of, number_of
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
 from filters.replica import LATE_S, STALE_S, Ask, Pick, Replica, Signals
@@ -137,7 +137,7 @@ def test_what_is_said_twice_is_counted_once() -> None:
 
 
 def test_expectation_counts_the_queue_of_others() -> None:
-    """Each of them is taken to be a prompt such as this one."""
+    """Each of them is taken to be a prompt such as those sent from here."""
     picker = made("expected", A, B)
     picker.heard(A, Signals(0.0, waiting=2))
     assert [B, B] == [picker.pick(asked(f"{at} "), 0.1).replica.address for at in range(2)]
@@ -332,6 +332,67 @@ def test_a_first_token_settles_what_was_asked_before() -> None:
     picker.started(second, 0.5)
     assert [True, True, False] == [pick.started for pick in (first, second, third)]
     assert third.prefill_s == pytest.approx(picker.replicas[A].owed(0.5))
+
+
+# --- Gateways that share replicas ----------------------------------------------------------------
+
+
+def shared() -> Picker:
+    """Return a picker whose replicas serve others as well, and whose prompts are mostly held."""
+    picker = made("expected")
+    assert isinstance(picker.strategy, Expected)
+    picker.strategy.balance_s = 0.0
+    for at in range(800):
+        for address in (A, B, C, D):
+            picker.heard(address, Signals(at / 100, running=4))
+        pick = picker.pick(asked("a", 2_048), at / 100)
+        picker.started(pick, at / 100)
+        picker.ended(pick, at / 100)
+    return picker
+
+
+def test_gateways_agree_on_where_a_beginning_is_at_home() -> None:
+    """Neither knows of the other's picks; a replica prefills it once, not each of them."""
+    one, other = shared(), shared()
+    texts = numbers()
+    agreed = 0
+    for _ in range(40):
+        ask = asked(next(texts), 2_048)
+        first, second = one.pick(ask, 20.0), other.pick(ask, 20.0)
+        agreed += first.replica.address == second.replica.address
+        one.ended(first, 20.0, good=False)
+        other.ended(second, 20.0, good=False)
+    assert agreed == 40
+
+
+def test_who_serves_alone_looks_for_no_home() -> None:
+    """All that is known is what was sent from here, and that is all there is."""
+    picker = made("expected")
+    asks = [asked("a", 2_048) for _ in range(3)]
+    for ask in asks:
+        picker.ended(picker.pick(ask, 0.0), 0.0)
+    assert [0.0] * 3 == [ask.hope for ask in asks]
+
+
+def test_homes_are_spread_and_stay_where_others_go() -> None:
+    """Whoever leaves gives away its own beginnings, and no others."""
+    picker = made("expected", *(f"10.0.0.{at}:1" for at in range(8)))
+    replicas = list(picker.replicas.values())
+    places = [number_of(str(at).encode()) for at in range(4_000)]
+
+    def homes(among: Sequence[Replica]) -> list[Replica]:
+        return [max(among, key=lambda one: one.pull(place)) for place in places]
+
+    before, after = homes(replicas), homes(replicas[1:])
+    counts = [before.count(replica) for replica in replicas]
+    moved = [old for old, new in zip(before, after, strict=True) if old is not new]
+    assert (400 < min(counts), max(counts) < 600) == (True, True)
+    assert {replicas[0]} == set(moved)
+
+
+def test_a_place_is_the_same_in_every_process() -> None:
+    """It is no hash of Python's own."""
+    assert 2_179_733_580_478_890_686 == ask_of(b"a question", "m").place
 
 
 # --- Replicas that do not answer -----------------------------------------------------------------
