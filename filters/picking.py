@@ -161,6 +161,17 @@ class Picker:
         """Return the replicas that do not answer, as far as is known."""
         return [one for one in self.replicas.values() if self._is_avoided(one, now_s)]
 
+    def suspects(self, now_s: float) -> list[Replica]:
+        """Return the replicas of which nobody can tell whether they answer, unless they are asked.
+
+        Those with prefill to do are none: they would answer late for that.
+        """
+        return [
+            one
+            for one in self.replicas.values()
+            if one.avoided_s is None and one.is_suspect(now_s) and not one.owed(now_s)
+        ]
+
     def pick(self, ask: Ask, now_s: float, subset: Collection[str] | None = None) -> Pick:
         """Choose a replica and count on it; raise `LookupError` when there is none in `subset`."""
         every: Sequence[Replica] = (

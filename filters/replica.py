@@ -13,6 +13,9 @@ RECENT_S: Final = 90.0
 """Work sent so long ago counts for a third of the same work just sent."""
 LATE_S: Final = 1.2
 """A first token may come so late whatever was expected, before its replica is avoided."""
+SUSPECT_S: Final = 3.0
+"""Likewise for an answer that comes in one piece, before its replica is asked whether it is well:
+such an answer may well take that long."""
 LATE_TIMES: Final = 3.0
 """Later than so many times the expected time is late: a prompt of seconds is guessed badly too."""
 _MIX: Final = 0x9E37_79B9_7F4A_7C15  # 2^64 over the golden ratio: all bits of a factor spread
@@ -191,4 +194,12 @@ class Replica:
             if pick.ask.watched:
                 since_s = max(pick.at_s, self.started_s)
                 return now_s - since_s > max(LATE_S, LATE_TIMES * pick.expected_s)
+        return False
+
+    def is_suspect(self, now_s: float) -> bool:
+        """Tell whether nothing came for long of an answer whose first token nobody sees."""
+        for pick in self.unstarted.values():
+            if not pick.ask.watched:
+                since_s = max(pick.at_s, self.started_s)
+                return now_s - since_s > max(SUSPECT_S, LATE_TIMES * pick.expected_s)
         return False

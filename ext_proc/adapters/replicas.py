@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from ext_proc.adapters.membership import Fixed, Follower, Members
-from ext_proc.adapters.replica_probe import Prober
+from ext_proc.adapters.replica_probe import DEADLINE_S, Prober
 from ext_proc.adapters.replica_scrape import PERIOD_S, Scraper
 from ext_proc.adapters.replica_signals import Said
 from filters.api import Clock
@@ -121,6 +121,7 @@ class FollowedReplicas:
         *,
         period_s: float = PERIOD_S,
         probing_s: float = PROBING_S,
+        probe_deadline_s: float = DEADLINE_S,
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Know no pool yet."""
@@ -130,7 +131,7 @@ class FollowedReplicas:
         self._rng: Final = rng
         self._pools: Final[dict[str, _Pool]] = {}
         self._scraper: Final = Scraper(self, period_s=period_s, rng=rng)
-        self._prober: Final = Prober()
+        self._prober: Final = Prober(deadline_s=probe_deadline_s)
         self._probing: asyncio.Task[None] | None = None
         self._refusing: Final[set[str]] = set()
         """Addresses where nobody listened when they were last asked."""
@@ -296,16 +297,19 @@ class FollowedReplicas:
             await asyncio.sleep(self._probing_s)
             now_s = _seconds(self._clock)
             for pool in list(self._pools.values()):
-                for replica in pool.picker.avoided(now_s):
+                for replica in (*pool.picker.avoided(now_s), *pool.picker.suspects(now_s)):
                     if replica.address not in self._refusing:  # the scraper sees when it is back
                         self._prober.probe(replica.address, self._probed)
 
     def _probed(self, address: str, answered: bool | None) -> None:
+        now_s = _seconds(self._clock)
         for picker in self._with(address):
             if answered:
-                picker.back(address, _seconds(self._clock))
+                picker.back(address, now_s)
             elif answered is None:
                 picker.probes = True  # it cannot be asked but by clients
+            else:
+                picker.refused(address, now_s)
 
 
 def _seconds(clock: Clock) -> float:

@@ -37,7 +37,9 @@ class Followed(FollowedReplicas):
     """Wakes who waits for something to be told."""
 
     def __init__(self, clock: Clock, log: Lines) -> None:
-        super().__init__(clock, log, period_s=0.001, probing_s=0.001, rng=lambda: 0.01)
+        super().__init__(
+            clock, log, period_s=0.001, probing_s=0.001, probe_deadline_s=0.1, rng=lambda: 0.01
+        )
         self._told = asyncio.Event()
         self._said: Counter[str] = Counter()
 
@@ -224,6 +226,21 @@ async def test_a_silent_replica_is_asked_for_a_token_until_it_gives_one(
     one.answers.set()
     await replicas.until(avoided=0)
     assert ({other.address}, 1) == (during, min(1, one.asked["/v1/completions"]))
+
+
+async def test_a_replica_that_only_gives_whole_answers_is_asked_whether_it_is_well(
+    replicas: Followed, one: ModelServer, other: ModelServer, clock: FakeClock
+) -> None:
+    """Nobody sees when their first token should come."""
+    one.answers.clear()
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.until(replicas=2)
+    assert replicas.pick(POOL, PROMPT, "m", watched=False, subset=(one.address,)) is not None
+    clock.advance(10.0)
+    await replicas.until(avoided=1)
+    one.answers.set()
+    await replicas.until(avoided=0)
+    assert 0 < one.asked["/v1/completions"]
 
 
 async def test_a_silent_replica_that_cannot_be_asked_is_tried_by_clients(

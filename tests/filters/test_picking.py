@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of, number_of
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
-from filters.replica import LATE_S, STALE_S, Ask, Pick, Replica, Signals
+from filters.replica import LATE_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
 from filters.strategies import STRATEGIES, Affinity, Blend, Expected
 
 ROOM = 1_000_000
@@ -430,6 +430,30 @@ def test_a_request_nobody_watches_makes_nothing_late() -> None:
     assert [] == picker.avoided(100.0)
 
 
+def test_a_request_nobody_watches_makes_its_replica_suspect() -> None:
+    """Its answer may take that long, or never come: it is worth a question."""
+    picker = made("expected", A, B)
+    pick = picker.pick(asked(watched=False), 0.0, {A})
+    soon, later = picker.suspects(SUSPECT_S), picker.suspects(SUSPECT_S + 0.1)
+    picker.back(A, SUSPECT_S + 0.1)
+    asked_now = picker.suspects(SUSPECT_S + 0.2)
+    picker.ended(pick, SUSPECT_S + 0.3)
+    assert ([], [A], [], []) == (
+        soon,
+        [one.address for one in later],
+        asked_now,
+        picker.suspects(10 * SUSPECT_S),
+    )
+
+
+def test_a_replica_with_prefill_to_do_is_not_suspect() -> None:
+    """Whoever asked it would wait behind that."""
+    picker = made("expected", A)
+    picker.pick(asked(watched=False), 0.0)
+    picker.pick(asked("a", 100_000), 3.0)
+    assert [] == picker.suspects(SUSPECT_S + 0.1)
+
+
 def test_a_client_that_gives_up_does_not_make_a_late_replica_good() -> None:
     """It had its time."""
     picker = made("expected", A, B)
@@ -623,4 +647,4 @@ class Books(RuleBasedStateMachine):
             assert ({}, {}, 0) == (replica.picks, replica.unstarted, replica.tokens)
 
 
-TestBooks = Books.TestCase
+TestBooks = pytest.mark.slow(Books.TestCase)
