@@ -116,12 +116,17 @@ def beginning(prompt: Prompt) -> tuple[bytes, int]:
     """
     tools = prompt.tools()
     parts = [encode(tools).decode()] if tools else []
+    chars = 0
     for turn in prompt.turns():
         parts += ("\n", turn.role, "\n")
         for text in turn.texts:
-            parts.append(text.value)
+            value = text.value
+            if chars < MOST_NAMED_BYTES:  # the rest would be copied for nothing
+                parts.append(value[: MOST_NAMED_BYTES - chars])
+            chars += len(value)
     whole = "".join(parts)
-    shown = whole[:MOST_NAMED_BYTES].encode(errors="surrogatepass")
-    if len(whole) <= MOST_NAMED_BYTES:
+    most = MOST_NAMED_BYTES if whole.isascii() else MOST_NAMED_BYTES // 2
+    shown = whole[:most].encode(errors="surrogatepass")
+    if len(whole) <= most:
         return shown, len(shown) // TOKEN_BYTES
-    return shown, len(shown) * len(whole) // MOST_NAMED_BYTES // TOKEN_BYTES
+    return shown, len(shown) * max(chars, len(whole)) // most // TOKEN_BYTES

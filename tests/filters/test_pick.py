@@ -129,10 +129,20 @@ def test_tools_come_first() -> None:
     assert shown.startswith(b'[{"type":"function","function":{"name":"look"}}]\nuser\n')
 
 
-def test_no_more_is_shown_than_is_looked_at() -> None:
+@pytest.mark.parametrize(("char", "size", "shown"), [("x", 1, 1), ("中", 3, 1.5)])
+def test_no_more_is_shown_than_is_looked_at(char: str, size: int, shown: float) -> None:
     """Its length is told all the same."""
-    shown, tokens = beginning(ask("openai.chat", "x" * 3 * MOST_NAMED_BYTES).prompt)
-    assert (MOST_NAMED_BYTES, 3 * MOST_NAMED_BYTES // 4 + 1) == (len(shown), tokens)
+    exchange = ask("openai.chat", char * 3 * MOST_NAMED_BYTES)
+    text, tokens = beginning(exchange.prompt)
+    assert MOST_NAMED_BYTES * shown == pytest.approx(len(text), abs=16)
+    assert 3 * size * MOST_NAMED_BYTES // 4 == pytest.approx(tokens, rel=0.001)
+
+
+def test_what_is_not_shown_is_counted_all_the_same() -> None:
+    """A conversation may go on behind that."""
+    said = [{"role": "user", "content": "x" * MOST_NAMED_BYTES}] * 3
+    shown, tokens = beginning(ask("openai.chat", "", more={"messages": said}).prompt)
+    assert (MOST_NAMED_BYTES, 3 * MOST_NAMED_BYTES // 4) == (len(shown), tokens)
 
 
 def test_half_a_character_is_shown_as_well() -> None:
