@@ -548,8 +548,7 @@ class ReplyHead:
 Note: TypeAlias = str | int | float | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):  # as cheap as a turn, for every classified request
     """What a request asks for, as far as it could be told."""
 
     intent: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -46,12 +46,6 @@ class ClassifyConfig(Config, frozen=True):
     """Put what the user said last into a template made for its intent."""
 
 
-class _Answer(NamedTuple):
-    guess: Guess
-    """Its intent is the likeliest, sure or not."""
-    why: str
-
-
 class ClassifyFilter(Filter[ClassifyConfig]):
     """Rules first, then a model; an answer that neither is sure of is treated with full care."""
 
@@ -75,49 +69,48 @@ class ClassifyFilter(Filter[ClassifyConfig]):
         if not texts:
             return CONTINUE
         text = edges([without_summaries(text.value) or text.value for text in texts])
-        answer = await self._answer(exchange, text)
-        guess = answer.guess
-        sure = guess.score >= self.config.threshold
-        intent = guess.intent if sure else UNSURE
-        domain = guess.domain
-        expert = not sure or domain in HIGH_RISK_DOMAINS
-        sure_of_domain = guess.domain_score >= self.config.threshold
-        pool = getattr(self.config.experts, domain, None) if sure_of_domain else None
+        model: IntentModel = self.prepared
+        layout = laid_out(text)
+        guess, why = model.guess(layout), "model"
+        if intent := ruled(layout):
+            guess, why = Guess(intent, 1.0, guess.domain, guess.domain_score), "rule"
+        elif not any(map(str.isalnum, text)):  # marks alone say nothing
+            guess = guess._replace(score=0.0)
+        elif self.config.folder:
+            guess, why = await self._ask_folder(exchange, text, guess)
+        likeliest, score, domain, domain_score = guess
+        threshold = self.config.threshold
+        sure = score >= threshold
+        intent = likeliest if sure else UNSURE
+        pool = getattr(self.config.experts, domain, None) if domain_score >= threshold else None
         if pool is not None:
             exchange.pool = pool
             exchange.note("classify.pool", pool)
-        exchange.task = Task(intent, domain, guess.score, expert or pool is not None)
+        expert = not sure or domain in HIGH_RISK_DOMAINS or pool is not None
+        exchange.task = Task(intent, domain, score, expert)
         exchange.client_headers[INTENT_HEADER] = intent
         exchange.note("classify.intent", intent)
-        exchange.note("classify.score", round(guess.score, 3))
+        exchange.note("classify.score", round(score, 3))
         exchange.note("classify.domain", domain)
-        exchange.note("classify.why", answer.why if sure else f"unsure: {guess.intent}")
+        exchange.note("classify.why", why if sure else f"unsure: {likeliest}")
         if self.config.templates and sure and not in_hand:
             self._put_into_template(exchange, texts, intent, domain, chinese=is_chinese(text))
         return CONTINUE
 
-    async def _answer(self, exchange: Exchange, text: str) -> _Answer:
-        layout = laid_out(text)
-        model: IntentModel = self.prepared
-        guess = model.guess(layout)
-        if not any(map(str.isalnum, text)):
-            return _Answer(guess._replace(score=0.0), "model")  # marks alone say nothing
-        if intent := ruled(layout):
-            return _Answer(guess._replace(intent=intent, score=1.0), "rule")
-        if not self.config.folder:
-            return _Answer(guess, "model")
+    async def _ask_folder(self, exchange: Exchange, text: str, guess: Guess) -> tuple[Guess, str]:
+        """Return what the model in the folder says, or `guess`; and which of the two it is."""
         try:
             labels = await self.ports.models.classify(
                 self.config.folder, text, self.config.deadline
             )
         except PortError as error:
             exchange.note("classify.folder", str(error))
-            return _Answer(guess, "model")
-        read = read_labels(labels, guess, model)
+            return guess, "model"
+        read = read_labels(labels, guess, self.prepared)
         if read is None:
             exchange.note("classify.folder", "none of its labels is an intent")
-            return _Answer(guess, "model")
-        return _Answer(read, "folder")
+            return guess, "model"
+        return read, "folder"
 
     def _put_into_template(
         self, exchange: Exchange, texts: list[Text], intent: str, domain: str, *, chinese: bool

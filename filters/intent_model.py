@@ -2,7 +2,8 @@
 
 A mark is a part of the text, such as a word or two characters; each weighs for or against every
 label. All marks of a text are found in one pass, and all its labels are summed in one addition per
-mark: a mark's weights lie side by side in one integer.
+mark: a mark's weights lie side by side in one integer. What costs is how many marks a text has and
+how far apart they lie in memory, not how many there are.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ MODEL_FILE: Final = "intents.msgpack"
 GENERAL: Final = "general"
 LEAST_DOMAIN: Final = 0.35  # of five; no text of a trade that risks much was below it in `dev`
 
-_LANE_BITS: Final = 32  # a sum of 65,536 weights of two bytes still fits
-_ZERO: Final = 128  # added to each weight, so that no lane is below zero
+MOST_WEIGHT: Final = 127  # what fits a byte
+MOST_BIAS: Final = 255
+_LANE_BITS: Final = 16
+_ZERO: Final = 1 << (_LANE_BITS - 1)  # where each lane starts, so that no sum is below 0
+_MOST_FOUND: Final = (_ZERO - 1 - MOST_BIAS) // MOST_WEIGHT  # the edges of a prompt have half
+_UNLIKELY: Final = 8.0  # e to its power is 3,000: what is so much less likely counts for nothing
 
 
 class Guess(NamedTuple):
@@ -42,10 +47,28 @@ class Weights(msgspec.Struct, frozen=True):
     marks: list[str]
     weights: bytes
     """Mark by mark, in each the intents before the domains; signed."""
-    biases: list[float]
+    biases: list[int]
+    """What a text has of each label before any mark is found: of an intent nothing."""
     intent_scale: float
     """What a unit of weight is worth, once the text's length is allowed for."""
     domain_scale: float
+
+
+class MarkFinder:
+    """Finds all marks that a layout has, each once."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        """Take some 0.1 s for all of them."""
+        # English is searched for English marks only: half the automaton, and shorter steps.
+        self._english: Final = _finder([mark for mark in marks if mark.isascii()])
+        self._other: Final = _finder([mark for mark in marks if not mark.isascii()])
+
+    def __call__(self, layout: str) -> set[str]:
+        """Return the marks themselves: strings that are there already cost nothing to make."""
+        found = set(self._english.find_matches_as_strings(layout, overlapping=True))
+        if not layout.isascii():
+            found.update(self._other.find_matches_as_strings(layout, overlapping=True))
+        return found
 
 
 class IntentModel:
@@ -56,54 +79,50 @@ class IntentModel:
         self.intents: Final = tuple(weights.intents)
         self.domains: Final = tuple(weights.domains)
         labels = len(self.intents) + len(self.domains)
-        self._sums: Final = struct.Struct(f"<{labels}I")
-        self._packed: Final = [
-            int.from_bytes(self._sums.pack(*(weight + _ZERO for weight in row)), "little")
-            for row in struct.iter_unpack(f"{labels}b", weights.weights)
-        ]
-        self._finder: Final = finder_of(weights.marks)
-        self._intent_biases: Final = weights.biases[: len(self.intents)]
-        self._domain_biases: Final = weights.biases[len(self.intents) :]
+        self._sums: Final = struct.Struct(f"<{labels}H")
+        zero = self._packed([0] * labels)
+        self._start: Final = self._packed(weights.biases)
+        self._found: Final = MarkFinder(weights.marks)
+        rows = struct.iter_unpack(f"{labels}b", weights.weights)
+        self._rows: Final = {
+            mark: self._packed(row) - zero for mark, row in zip(weights.marks, rows, strict=True)
+        }
         self._intent_scale: Final = weights.intent_scale
         self._domain_scale: Final = weights.domain_scale
 
     def guess(self, layout: str) -> Guess:
         """Return what a layout most likely asks for; one without a known mark is a toss-up."""
-        matches = self._finder.find_matches_as_indexes(layout, overlapping=True)
-        found = {mark for mark, _, _ in matches}
-        total = sum(map(self._packed.__getitem__, found))
+        found = self._found(layout)
+        if len(found) > _MOST_FOUND:
+            found = set(sorted(found)[:_MOST_FOUND])
+        total = sum(map(self._rows.__getitem__, found), self._start)
         sums = self._sums.unpack(total.to_bytes(self._sums.size, "little"))
-        zero = len(found) * _ZERO
         # A long text has more marks, not stronger ones.
         damping = 1 / math.sqrt(len(found) or 1)
         intents = len(self.intents)
-        scale = self._intent_scale * damping
-        intent, score = _likeliest(
-            [(part - zero) * scale + bias for part, bias in zip(sums, self._intent_biases)]  # noqa: B905 - the rest are domains
-        )
-        scale = self._domain_scale * damping
-        domain, domain_score = _likeliest(
-            [
-                (part - zero) * scale + bias
-                for part, bias in zip(sums[intents:], self._domain_biases, strict=True)
-            ]
-        )
+        intent, score = _likeliest(sums[:intents], self._intent_scale * damping)
+        domain, domain_score = _likeliest(sums[intents:], self._domain_scale * damping)
         trade = self.domains[domain] if domain_score >= LEAST_DOMAIN else GENERAL
         return Guess(self.intents[intent], score, trade, domain_score)
 
+    def _packed(self, row: Sequence[int]) -> int:
+        return int.from_bytes(self._sums.pack(*[weight + _ZERO for weight in row]), "little")
 
-def finder_of(marks: Sequence[str]) -> ahocorasick.AhoCorasick:
-    """Return what finds every mark in a layout in one pass; some 0.1 s for all of them."""
+
+def _finder(marks: Sequence[str]) -> ahocorasick.AhoCorasick:
     return ahocorasick.AhoCorasick(
         marks,
+        store_patterns=True,
         implementation=ahocorasick.Implementation.ContiguousNFA,  # a DFA takes 50 MB
     )
 
 
-def _likeliest(logits: Sequence[float]) -> tuple[int, float]:
+def _likeliest(sums: Sequence[int], scale: float) -> tuple[int, float]:
     """Return the place of the greatest and its softmax."""
-    most = max(logits)
-    return logits.index(most), 1 / sum([math.exp(logit - most) for logit in logits])
+    most = max(sums)
+    least = most - _UNLIKELY / scale
+    exp = math.exp
+    return sums.index(most), 1 / sum([exp((one - most) * scale) for one in sums if one > least])
 
 
 def read_model(data: bytes) -> IntentModel:

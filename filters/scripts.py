@@ -9,6 +9,12 @@ _SAMPLE_CHARS: Final = 2_000  # a text's beginning says what it is written in
 _HAN_SHARE: Final = 6  # one character of so many: a Chinese word is shorter than an English one
 _HAN: Final = re.compile("[\u3400-\u9fff]")
 _KANA: Final = re.compile("[\u3040-\u30ff]")
+_CYRILLIC_OR_GREEK: Final = re.compile("[\u0370-\u052f]")
+# As they look, upper and lower case apart: the small form of a letter may look like another one.
+_LOOK_ALIKES: Final = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХҮԀԚԜаеѕіјкорсухѵһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹϳανικορυχϲ",
+    "ABESIJKMHOPCTYXYDQWaesijkopcyxvhdqwlABEZHIKMNOPTYXCjavikopuxc",
+)
 
 
 def is_chinese(text: str) -> bool:
@@ -17,6 +23,11 @@ def is_chinese(text: str) -> bool:
     if sample.isascii() or _KANA.search(sample):
         return False
     return len(_HAN.findall(sample)) * _HAN_SHARE > len(sample)
+
+
+def plain_letters(text: str) -> str:
+    """Return `text` with Cyrillic and Greek letters that look like Latin ones as these."""
+    return text.translate(_LOOK_ALIKES) if _CYRILLIC_OR_GREEK.search(text) else text
 
 
 def joins_words(text: str, at: int) -> bool:

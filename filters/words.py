@@ -9,7 +9,7 @@ from typing import Final
 
 import ahocorasick_rs as ahocorasick  # 3 ns a character; pyahocorasick takes 14
 
-from filters.scripts import joins_words
+from filters.scripts import joins_words, plain_letters
 
 LOW_RISK: Final = (
     # Chinese
@@ -41,8 +41,8 @@ _UNSEEN: Final = re.compile("[\u00ad\u0300-\u036f\u200b-\u200f\u202a-\u202e\u206
 class WordFinder:
     """Finds the first of many words in a text, in one pass whatever their number.
 
-    Neither case nor width counts, nor marks that nobody sees. An English word must stand alone:
-    `sue` is not in `issue`.
+    Neither case nor width counts, nor marks that nobody sees, nor the script of letters that look
+    alike. An English word must stand alone: `sue` is not in `issue`.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -59,6 +59,9 @@ class WordFinder:
 
 
 def fold(text: str) -> str:
-    """Return `text` in lower case and plain width, without accents and marks that nobody sees."""
+    """Return `text` in lower case and plain width, without accents and marks that nobody sees.
+
+    Letters of other scripts that look like Latin ones are these.
+    """
     plain = unicodedata.normalize("NFKD", text)
-    return _UNSEEN.sub("", plain).lower()
+    return plain_letters(_UNSEEN.sub("", plain)).lower()

@@ -9,14 +9,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from filters.intent_model import Weights, finder_of
+from filters.intent_model import MOST_BIAS, MOST_WEIGHT, MarkFinder, Weights
 from filters.intent_text import edges, laid_out, marks
 
 LEAST_SEEN: Final = 3  # a mark of fewer requests says more of them than of the task
-MOST_MARKS: Final = 28_000
-EPOCHS: Final = 30
+KEPT_MARKS: Final = (32_000, 22_000)
+"""Those with the least weight go; then the rest learn to do without them, and so on."""
+COST: Final = 0.2
+"""A mark counts for less by this power of how often it is seen: finding it is what takes time."""
+EPOCHS: Final = 15
 BATCH: Final = 64
-RATE: Final = 1.2
+RATE: Final = 3.0
 DECAY: Final = 2e-6  # L2 on every weight
 KEEP: Final = 0.6  # share of a text's marks that an epoch sees, so that no single one carries it
 SEED: Final = 11
@@ -38,27 +41,26 @@ def fit(requests: Sequence[Labelled], intents: Sequence[str], domains: Sequence[
     for layout in layouts:
         seen.update(set(marks(layout)))
     vocabulary = sorted(mark for mark, count in seen.items() if count >= LEAST_SEEN)
-    weights, biases = _descend(requests, layouts, vocabulary, len(intents), len(domains))
-    if len(vocabulary) > MOST_MARKS:
-        # Those that sway least go; then the rest learn to do without them.
-        sway = np.abs(weights).max(axis=1) * np.sqrt([seen[mark] for mark in vocabulary])
-        order = sorted(range(len(vocabulary)), key=lambda place: (-round(sway[place], 6), place))
-        vocabulary = sorted(vocabulary[place] for place in order[:MOST_MARKS])
-        weights, biases = _descend(requests, layouts, vocabulary, len(intents), len(domains))
-    scales = []
-    parts = []
-    for part in (weights[:, : len(intents)], weights[:, len(intents) :]):
-        scale = float(np.float32(np.abs(part).max() / 127))
-        scales.append(scale)
-        parts.append(np.rint(part / scale).astype(np.int8))
-    rows = np.concatenate(parts, axis=1)
+    kinds = len(intents), len(domains)
+    for most in KEPT_MARKS:
+        weights, _ = _descend(requests, layouts, vocabulary, kinds)
+        worth = np.abs(weights).max(axis=1) * np.array([seen[mark] for mark in vocabulary]) ** -COST
+        order = sorted(range(len(vocabulary)), key=lambda place: (-round(worth[place], 6), place))
+        vocabulary = sorted(vocabulary[place] for place in order[:most])
+    weights, biases = _descend(requests, layouts, vocabulary, kinds)
+    scales = [
+        float(np.float32(np.abs(part).max() / MOST_WEIGHT))
+        for part in (weights[:, : len(intents)], weights[:, len(intents) :])
+    ]
+    units = np.repeat(scales, kinds)
+    rows = np.rint(weights / units).astype(np.int8)
     kept = np.flatnonzero(np.any(rows != 0, axis=1))
     return Weights(
         intents=list(intents),
         domains=list(domains),
         marks=[vocabulary[place] for place in kept],
         weights=rows[kept].tobytes(),
-        biases=[round(float(bias), 3) for bias in biases],
+        biases=[int(bias) for bias in np.rint(biases / units).clip(-MOST_BIAS, MOST_BIAS)],
         intent_scale=scales[0],
         domain_scale=scales[1],
     )
@@ -68,21 +70,16 @@ def _descend(
     requests: Sequence[Labelled],
     layouts: Sequence[str],
     vocabulary: Sequence[str],
-    intents: int,
-    domains: int,
+    kinds: tuple[int, int],
 ) -> tuple[Any, Any]:
     """Minimise the two cross-entropies by AdaGrad over small batches."""
-    finder = finder_of(vocabulary)
+    finder = MarkFinder(vocabulary)
+    places = {mark: place for place, mark in enumerate(vocabulary)}
     found = [
-        np.array(
-            sorted(
-                {mark for mark, _, _ in finder.find_matches_as_indexes(layout, overlapping=True)}
-            ),
-            dtype=np.int64,
-        )
+        np.array(sorted(map(places.__getitem__, finder(layout))), dtype=np.int64)
         for layout in layouts
     ]
-    labels = intents + domains
+    intents, labels = kinds[0], sum(kinds)
     weights = np.zeros((len(vocabulary), labels))
     biases = np.zeros(labels)
     past = np.full((len(vocabulary), labels), 1e-2)
@@ -103,7 +100,8 @@ def _descend(
             flat = np.concatenate(kept)
             damping = 1 / np.sqrt(counts)
             starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-            logits = np.add.reduceat(weights[flat], starts, axis=0) * damping[:, None] + biases
+            sums = np.add.reduceat(weights[flat], starts, axis=0) + biases
+            logits = sums * damping[:, None]
             slope = np.concatenate(
                 [_softmax(logits[:, :intents]), _softmax(logits[:, intents:])], axis=1
             )
@@ -113,11 +111,13 @@ def _descend(
             slope[asked < 0, :intents] = 0
             slope[rows, [intents + requests[place].domain for place in batch]] -= 1
             slope /= len(batch)
-            biases -= 0.1 * rate * slope.sum(axis=0)
+            slope *= damping[:, None]
+            # None of an intent: what is not understood must not pass for the commonest short one.
+            biases[intents:] -= 0.1 * rate * slope[:, intents:].sum(axis=0)
             by_mark = np.argsort(flat, kind="stable")
             unique, firsts = np.unique(flat[by_mark], return_index=True)
             owners = np.repeat(rows, counts)[by_mark]
-            step = np.add.reduceat((slope * damping[:, None])[owners], firsts, axis=0)
+            step = np.add.reduceat(slope[owners], firsts, axis=0)
             step += DECAY * weights[unique]
             past[unique] += step * step
             weights[unique] -= rate * step / np.sqrt(past[unique])

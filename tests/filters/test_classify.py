@@ -33,6 +33,7 @@ def classified(
         ("Write a Python function that reverses a string.", "code", "code"),
         ("Why is the sky blue?", "open", "general"),
         ("Hello!", "greeting", "general"),
+        ("Summarise this c\u043entract about the rent of our office.", "summarise", "legal"),
         ("列出债券和股票的主要区别和风险。", "list", "finance"),
         ("房东可以随便涨租金吗，这合法吗？", "yes_no", "legal"),
         ("你好", "greeting", "general"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter
+from collections.abc import Collection
 from importlib import resources
 from typing import Final
 
+import msgspec
 import pytest
 
 from ext_proc.tools.train import DATA, GOAL, JUDGED, right_domains, right_intents, tried
 from ext_proc.tools.train_data import DOMAINS, LANGUAGES, make_requests, read_split
-from filters.intent_model import MODEL_FILE, bundled_model
+from filters.intent_model import MODEL_FILE, Guess, IntentModel, Weights, bundled_model
 from filters.intent_rules import ruled
 from filters.intent_text import (
     CHINESE_EDGE_CHARS,
@@ -67,6 +71,60 @@ def test_the_model_is_small() -> None:
     assert len(data) < MOST_BYTES
 
 
+def bundled_weights() -> Weights:
+    data = resources.files("filters").joinpath("data", MODEL_FILE).read_bytes()
+    return msgspec.msgpack.decode(data, type=Weights)
+
+
+def told_plainly(weights: Weights, found: Collection[str]) -> Guess:
+    """Return what weights say of the marks found, mark by mark and in floating point."""
+    labels = len(weights.intents) + len(weights.domains)
+    sums = [float(bias) for bias in weights.biases]
+    for mark in found:
+        row = weights.weights[weights.marks.index(mark) * labels :][:labels]
+        for label, weight in enumerate(struct.unpack(f"{labels}b", row)):
+            sums[label] += weight
+    told: list[tuple[str, float]] = []
+    for names, scale in (
+        (weights.intents, weights.intent_scale),
+        (weights.domains, weights.domain_scale),
+    ):
+        own, sums = sums[: len(names)], sums[len(names) :]
+        powers = [math.exp((one - max(own)) * scale / math.sqrt(len(found) or 1)) for one in own]
+        told.append((names[powers.index(1.0)], 1 / sum(powers)))
+    return Guess(*told[0], *told[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Please summarise this contract: the tenant pays in advance, and for what he breaks.",
+        "用Python写一个函数，把列表里的数字从小到大排好。谢谢！",
+        "Translate “good morning” into Chinese, 然后列出三种说法。",
+        "x",
+        "",
+    ],
+)
+def test_a_guess_is_the_sum_of_the_weights_of_all_marks_in_the_layout(text: str) -> None:
+    """Each mark counts once, wherever it stands; what is all but impossible is left out."""
+    weights, layout = bundled_weights(), laid_out(text)
+    plain = told_plainly(weights, [mark for mark in weights.marks if mark in layout])
+    guess = IntentModel(weights).guess(layout)
+    assert plain.intent == guess.intent
+    assert pytest.approx(plain.score, abs=0.01) == guess.score
+    assert pytest.approx(plain.domain_score, abs=0.01) == guess.domain_score
+
+
+def test_no_number_of_marks_runs_over() -> None:
+    """The first 256 in the order of the alphabet count; each weighs as much as a byte can."""
+    marks = [f"{number:03}" for number in range(300)]
+    weights = Weights(
+        ["a", "b"], ["general", "code"], marks, bytes([127, 129] * 600), [255] * 4, 1, 1
+    )
+    guess = IntentModel(weights).guess(" ".join(marks))
+    assert ("a", 1.0, "general", 1.0) == guess
+
+
 def test_every_intent_has_a_template_in_both_languages() -> None:
     """Each has the slot for the user's words exactly once."""
     for intent in bundled_model().intents:
@@ -88,15 +146,22 @@ def test_a_text_without_a_known_mark_is_a_toss_up() -> None:
     ("text", "layout"),
     [
         ("", " ^  ^ "),
-        ("Is it 3.5?", " ^ is it 0 0 ? ^ ^ "),
-        ("Sum up. Now!", " ^ sum up ^ now ^ ^ "),
-        ("用Python写一个函数，谢谢。", " ^ 用 python 写一个函数 ^ 谢谢 ^ ^ "),
-        ("a=b{c}", " ^ a = b { c } ^ "),
+        ("Is it 3.5?", " ^ is it 0 ^ 0 ?  ^ "),
+        ("Sum up. Now!", " ^ sum up ^ now ^  ^ "),
+        ("用Python3写一个“函数”，谢谢。", " ^ 用 python0 写一个 函数  ^ 谢谢 ^  ^ "),
+        ("a=b{c}, 5%", " ^ a = b = c =  ^ 0 +  ^ "),
+        ("Don’t “naïve” CAFÉ", " ^ don t  naïve  café ^ "),
+        ("l\u0435g\u0430l \u03b1dvice", " ^ legal advice ^ "),
     ],
 )
 def test_a_layout_shows_words_clauses_and_numbers(text: str, layout: str) -> None:
     """What a mark is made of."""
     assert layout == laid_out(text)
+
+
+def test_half_a_surrogate_pair_is_no_word() -> None:
+    """A JSON escape can make one."""
+    assert " ^ half  ?  of two ^ " == laid_out("half \ud800 of two")
 
 
 def test_marks_are_parts_of_the_layout() -> None:

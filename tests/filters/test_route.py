@@ -31,6 +31,7 @@ def routed(exchange: Exchange, config: RouteConfig | None = None) -> str:
         ("列出医疗诊断的步骤", "full"),
         ("总结财务建议", "full"),
         ("Summarise this legal advice", "full"),
+        ("Summarise this l\u0435gal advice", "full"),
         ("List the steps of a diagnosis", "full"),
         ("How many shares? I need financial advice", "full"),
         ("Write a poem about rivers", "full"),

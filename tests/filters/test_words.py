@@ -48,8 +48,20 @@ def test_no_word_is_in_both_lists() -> None:
         "DO\u00adSAGE",
         "do\u200bsage",
         "一次\uff0cdosage 用",
+        "d\u043esag\u0435",
+        "D\u041eS\u0391GE",
+        "\u0501\u03bf\u0455\u0430g\u0435",
     ],
 )
 def test_marks_that_nobody_sees_hide_no_word(text: str) -> None:
-    """Nor does the width of its letters; letters of another script that look alike do."""
+    """Nor does the width of its letters, nor their script: Cyrillic and Greek ones look alike."""
     assert "dosage" == WordFinder(["dosage"]).first(f"List the {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["В суде рассмотрят иск", "Ο δικαστής αποφάσισε", "список рек"],  # noqa: RUF001 - whole words
+)
+def test_words_of_another_script_are_no_english_ones(text: str) -> None:
+    """Their letters look alike one by one; a word of them does not."""
+    assert WordFinder([*LOW_RISK, *HIGH_RISK]).first(text) is None
