@@ -20,6 +20,7 @@ from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.layered_store import LayeredStore
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
+from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
@@ -42,12 +43,14 @@ from ext_proc.session import Gateway, Observer, Pool, Profile
 from ext_proc.settings_reader import pools_in
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.logs import parse_level
+from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Handler, Server
 from filters.api import Clock, Ports, Store
 from filters.cache import CacheFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
+from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -104,6 +107,8 @@ async def running(
     tokens = TiktokenTokens(default_folder(environ), telemetry.log)
     workers = open_workers(telemetry)
     models = LocalModels(clock)
+    replicas = FollowedReplicas(clock, telemetry.log)
+    telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
     ports = Ports(
         store=store,
         flights=flights,
@@ -112,6 +117,7 @@ async def running(
         tokens=tokens,
         workers=workers,
         models=models,
+        replicas=replicas,
     )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
@@ -124,6 +130,7 @@ async def running(
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
+        replicas.follow(replicas_of(changed))
         show_caches(changed, telemetry)
         if counts_tokens(changed):
             tokens.load()
@@ -144,6 +151,8 @@ async def running(
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
         closing.callback(models.close)
+        closing.push_async_callback(replicas.close)
+        replicas.follow(replicas_of(settings))
         telemetry.read(
             "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
         )
@@ -331,6 +340,24 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
         for name, profile in settings.profiles.items()
     }
     return Gateway(profiles, pools, settings.tenant.header, observer, ports.clock)
+
+
+def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
+    """Return how replicas are picked, of the pools whose replicas some profile picks."""
+    if not any(kind is PickFilter for one in settings.profiles.values() for kind, _ in one.filters):
+        return {}  # to ask each of them twenty times a second would be for nothing
+    return {
+        name: ReplicaSettings(
+            settings.members[name],
+            strategy=how.strategy,
+            prefix=how.prefix,
+            queue=how.queue,
+            kv=how.kv,
+            explore=how.explore,
+        )
+        for name, pool in settings.pools.items()
+        if (how := pool.replicas) is not None
+    }
 
 
 def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:

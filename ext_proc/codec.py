@@ -82,6 +82,8 @@ class Forward(msgspec.Struct, frozen=True):
     """None: the body goes on untouched."""
     metadata: Mapping[str, str] | None = None
     choose_route_again: bool = False
+    endpoints: str = ""
+    """Whom the proxy is to ask: "ip:port", the next ones behind commas; empty: it chooses."""
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -160,6 +162,9 @@ def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
 # --- Encoding ------------------------------------------------------------------------------------
 
 METADATA_NAMESPACE: Final = "forebay"
+LB_NAMESPACE: Final = "envoy.lb"
+ENDPOINTS_KEY: Final = "x-gateway-destination-endpoint"
+"""As the Gateway API Inference Extension has it. As a header it would reach the upstream."""
 MOST_KEPT_PIECES: Final = 1_024  # of 100 bytes or so: most replies name the same few headers
 _OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _TO: Final = {message: tag(pb.ProcessingResponse, message.name.lower()) for message in Message}
@@ -180,6 +185,7 @@ _BODY_OF_ANSWER: Final = tag(pb.ImmediateResponse, "body")
 _DETAILS: Final = tag(pb.ImmediateResponse, "details")
 _FIELDS: Final = tag(Struct, "fields")
 _STRUCT: Final = tag(Value, "struct_value")
+_TEXT: Final = tag(Value, "string_value")
 _KEY, _VALUE = b"\x0a", b"\x12"  # of an entry of any map
 
 
@@ -221,7 +227,9 @@ def _forward(command: Forward) -> bytes:
         pieces.append(_CLEAR_ROUTE)
     wrap(_COMMON, pieces)
     wrap(_TO[Message.REQUEST_BODY], pieces)
-    if command.metadata:
+    if command.endpoints:
+        pieces.append(_metadata(command.metadata or {}, _lb(command.endpoints)))
+    elif command.metadata:
         pieces.append(_metadata(command.metadata))
     return b"".join(pieces)
 
@@ -258,14 +266,22 @@ def _text(name: str, value: str) -> bytes:
     return struct.SerializeToString()
 
 
-def _metadata(members: Mapping[str, str]) -> bytes:
-    """Write members of the `forebay` dynamic metadata."""
+def _metadata(members: Mapping[str, str], others: bytes = b"") -> bytes:
+    """Write members of the `forebay` dynamic metadata, and what other namespaces get."""
     struct = b"".join([_text(*text) for text in members.items()])
     entry = _NAMESPACE + member(_VALUE, member(_STRUCT, struct))
-    return member(_METADATA, member(_FIELDS, entry))
+    return member(_METADATA, member(_FIELDS, entry) + others)
+
+
+def _lb(endpoints: str) -> bytes:
+    """Write what the proxy's load balancing reads; pairs of many replicas are too many to keep."""
+    text = _ENDPOINTS + member(_VALUE, member(_TEXT, endpoints.encode()))
+    return member(_FIELDS, _LB + member(_VALUE, member(_STRUCT, member(_FIELDS, text))))
 
 
 _NAMESPACE: Final = member(_KEY, METADATA_NAMESPACE.encode())
+_LB: Final = member(_KEY, LB_NAMESPACE.encode())
+_ENDPOINTS: Final = member(_KEY, ENDPOINTS_KEY.encode())
 
 
 def _pass(message: Message, mode: Mode | None) -> bytes:

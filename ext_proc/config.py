@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, NoReturn, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ext_proc.adapters.membership import Fixed, members_of
+from ext_proc.adapters.membership import Members as PoolMembers
 from ext_proc.redis_url import EXAMPLE as REDIS_URL
 from ext_proc.redis_url import Kind, parse_redis_url, split_redis_url
 from ext_proc.settings_reader import (
@@ -216,6 +218,28 @@ class TracingSettings(_Block, frozen=True):
     """URL of an OTLP gRPC receiver; empty: no spans."""
 
 
+Weight: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class PickSettings(_Block, frozen=True):
+    """How a replica is picked among those of a pool."""
+
+    strategy: Literal["expected", "blend", "affinity", "least_load", "random", "round_robin"] = (
+        "expected"
+    )
+    """One of `filters.strategies.STRATEGIES`."""
+    prefix: Weight = 3.0
+    """The weights of `blend`."""
+    queue: Weight = 3.0
+    kv: Weight = 2.0
+    explore: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.02
+    """The share of picks that try another replica; where prefixes do not count, none does."""
+
+    def __post_init__(self) -> None:
+        if not self.prefix + self.queue + self.kv:
+            raise ConfigError("prefix", "expected a weight above 0 beside it, got none")
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -223,6 +247,8 @@ class PoolSettings(_Block, frozen=True):
     """Envoy's name for it."""
     quality: Quality = Quality.FULL
     """What its answers are worth."""
+    replicas: PickSettings | None = None
+    """How the filter `pick` chooses among them; None: the proxy chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +272,8 @@ class Settings:
     tracing: TracingSettings
     pools: Mapping[str, PoolSettings]
     profiles: Mapping[str, ProfileSettings]
+    members: Mapping[str, PoolMembers]
+    """Where the replicas are found, by the names of pools that have `replicas`."""
 
     @property
     def clusters(self) -> set[str]:
@@ -310,6 +338,17 @@ def block_place(file: YamlFile) -> Place | None:
     return place
 
 
+def clusters_of(file: YamlFile) -> dict[str, Mapping[str, Any]]:
+    """Return Envoy's clusters in a file, by name."""
+    resources = file.value.get("static_resources")
+    clusters = resources.get("clusters") if isinstance(resources, dict) else None
+    return {
+        cluster["name"]: cluster
+        for cluster in (clusters if isinstance(clusters, list) else ())
+        if isinstance(cluster, dict) and isinstance(cluster.get("name"), str)
+    }
+
+
 # --- The block -----------------------------------------------------------------------------------
 
 
@@ -358,7 +397,13 @@ class _BlockReader:
         ):
             return INVALID
         return Settings(
-            server, store, tenant, tracing, MappingProxyType(pools), MappingProxyType(profiles)
+            server,
+            store,
+            tenant,
+            tracing,
+            MappingProxyType(pools),
+            MappingProxyType(profiles),
+            MappingProxyType(self._members(pools)),
         )
 
     def _part(self, kind: type[msgspec.Struct], block: dict[str, Any], key: str) -> Any:
@@ -415,7 +460,21 @@ class _BlockReader:
         if isinstance(pools, Invalid):
             # Their names are still good to check others by; a null setting stands in.
             return {name: PoolSettings(cluster=name) for name in value}
+        if self.place == ("forebay",):
+            for name, pool in pools.items():
+                if pool.replicas is not None:
+                    message = "expected Envoy's clusters in this file, which name them, got none"
+                    self.reader.wrong((*place, name, "replicas"), message)
         return dict(pools)
+
+    def _members(self, pools: Mapping[str, PoolSettings]) -> dict[str, PoolMembers]:
+        """Return who belongs to pools: whom Envoy's clusters name."""
+        clusters = clusters_of(self.reader.file)
+        return {
+            name: members_of(clusters[pool.cluster]) if pool.cluster in clusters else Fixed(())
+            for name, pool in pools.items()
+            if pool.replicas is not None
+        }
 
     def _check_names(self, what: str, names: Mapping[str, Any], place: Place) -> None:
         for name in names:

@@ -356,6 +356,7 @@ class Session:
                 "model": exchange.prompt.model[:MOST_MODEL_CHARS],
             },
             choose_route_again=pool is not profile.pool,
+            endpoints=",".join(exchange.endpoints),
         )
 
     async def _answer(self, exchange: Exchange, answer: Answer) -> None:

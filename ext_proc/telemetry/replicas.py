@@ -1,0 +1,75 @@
+"""Show how the pools are whose replicas Forebay picks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class PoolFigures(Protocol):
+    """A pool at one moment."""
+
+    @property
+    def replicas(self) -> int:
+        """How many are known."""
+
+    @property
+    def avoided(self) -> int:
+        """How many of them get no requests, for they do not answer."""
+
+    @property
+    def under_way(self) -> int:
+        """Requests that were sent to one of them and are not over."""
+
+    @property
+    def index_bytes(self) -> int:
+        """What is kept of prompts sent there."""
+
+    @property
+    def strategy_failures(self) -> int:
+        """How often the strategy broke, and another one picked."""
+
+    @property
+    def constants(self) -> Mapping[str, float]:
+        """What was learned of the cost of a prefill."""
+
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[PoolFigures], float]], ...]] = (
+    ("known", "Replicas that Forebay picks among", lambda pool: pool.replicas),
+    ("avoided", "Replicas that do not answer", lambda pool: pool.avoided),
+    ("requests", "Requests that were sent to a replica", lambda pool: pool.under_way),
+    ("index_bytes", "Memory for what replicas were sent", lambda pool: pool.index_bytes),
+)
+
+
+class ReplicaFigures(Collector):
+    """Metrics of every pool with replicas; `figures` is called when they are read."""
+
+    def __init__(self, figures: Callable[[], Mapping[str, PoolFigures]]) -> None:
+        self._figures: Final = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Return how the pools are by now."""
+        pools = self._figures()
+        for name, text, value in _GAUGES:
+            gauge = GaugeMetricFamily(f"forebay_replica_{name}", text, labels=["pool"])
+            for pool, figures in pools.items():
+                gauge.add_metric([pool], value(figures))
+            yield gauge
+        broken = CounterMetricFamily(
+            "forebay_replica_strategy_failures", "Picks whose strategy broke", labels=["pool"]
+        )
+        cost = GaugeMetricFamily(
+            "forebay_replica_cost",
+            "What was learned of the cost of a prefill",
+            labels=["pool", "constant"],
+        )
+        for pool, figures in pools.items():
+            broken.add_metric([pool], figures.strategy_failures)
+            for constant, learned in figures.constants.items():
+                cost.add_metric([pool, constant], learned)
+        yield broken
+        yield cost
