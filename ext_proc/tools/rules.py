@@ -21,6 +21,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeHeaderSendMode as HeaderMode,
 )
 
+from ext_proc.codec import ENDPOINTS_KEY, LB_NAMESPACE
 from ext_proc.config import (
     ProfileSettings,
     Settings,
@@ -34,6 +35,7 @@ from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, R
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
 from filters.cache_rules import VARIANT_HEADERS
+from filters.pick import PickFilter
 from filters.pipeline import SPARE_S, patience_s, waits_s
 from filters.units import Duration, Size
 
@@ -72,6 +74,7 @@ READ_HEADERS: Final = (
     *WHO_ASKS,
     *VARIANT_HEADERS,
 )
+_OVERRIDE_HOST: Final = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WITH_QUERY: Final = re.compile(r"%PATH(?:\((?!NQ)[^)]*\))?(?::\d+)?%")
 _OPERATOR: Final = re.compile(r"%(?:REQ|REQUEST_HEADER)\(([^)]*)\)(?::\d+)?%")
@@ -118,6 +121,43 @@ def _pools_have_clusters(seen: Bootstrap, settings: Settings) -> Iterator[Proble
             place = _block(seen).get("pools", name, "cluster")
             message = not_among("a cluster", pool.cluster, seen.clusters)
             yield place.problem(f"forebay.pools.{name}.cluster", message)
+
+
+def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Look whether Envoy goes where `pick` sends a request; by default it would not."""
+    picking = [
+        profile
+        for profile in settings.profiles.values()
+        if any(kind is PickFilter for kind, _ in profile.filters)
+    ]
+    reached = {name for profile in picking for name in (profile.pool, *_pools_of(profile))}
+    for name, pool in settings.pools.items():
+        cluster = seen.clusters.get(pool.cluster)
+        if pool.replicas is None or name not in reached or cluster is None:
+            continue
+        policies = cluster.part.get("load_balancing_policy", "policies")
+        configs = [each.get("typed_extension_config", "typed_config") for each in policies]
+        path = f"clusters.{pool.cluster}.load_balancing_policy"
+        place = cluster.part.get("load_balancing_policy")
+        first = next(iter(configs), None)
+        if first is None or first.type != _OVERRIDE_HOST:
+            got = "nothing" if first is None else first.type.rpartition(".")[2]
+            message = f"expected OverrideHost for the replicas of pool {name}, got {got}"
+            yield place.problem(path, message)
+        elif not any(_reads_picks(source) for source in first.get("override_host_sources")):
+            message = f'expected metadata "{LB_NAMESPACE}" and path "{ENDPOINTS_KEY}", got others'
+            sources = first.get("override_host_sources")
+            yield sources.problem(f"{path}.override_host_sources", message)
+
+
+def _reads_picks(source: Part) -> bool:
+    metadata = source.get("metadata")
+    path = [step.get("key").text for step in metadata.get("path")]
+    return metadata.get("key").text == LB_NAMESPACE and path == [ENDPOINTS_KEY]
+
+
+def _pools_of(profile: ProfileSettings) -> list[str]:
+    return [name for _, config in profile.filters for name in pools_in(config)]
 
 
 def _profiles_have_routes(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -693,6 +733,7 @@ def _clients_are_told(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
 
 RULES: Final[tuple[Rule, ...]] = (
     _pools_have_clusters,
+    _picks_are_heard,
     _routes_have_profiles,
     _profiles_have_routes,
     _envoy_calls_forebay,
