@@ -237,7 +237,7 @@ class PickSettings(_Block, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.prefix + self.queue + self.kv:
-            raise ConfigError("prefix", "expected a weight above 0 beside it, got none")
+            raise ConfigError("prefix", "expected prefix, queue or kv above 0, got none")
 
 
 class PoolSettings(_Block, frozen=True):

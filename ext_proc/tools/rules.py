@@ -130,7 +130,16 @@ def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         for profile in settings.profiles.values()
         if any(kind is PickFilter for kind, _ in profile.filters)
     ]
-    reached = {name for profile in picking for name in (profile.pool, *_pools_of(profile))}
+    reached: set[str] = set()
+    for profile in picking:
+        pools = {profile.pool, *_pools_of(profile)}
+        reached |= pools
+        # An inherited filter is the base's to say.
+        place = _block(seen).get("profiles", profile.name, PickFilter.name)
+        if place and all(settings.pools[name].replicas is None for name in pools):
+            message = f"expected `replicas` of pool {profile.pool}, or Envoy picks, got none"
+            path = f"forebay.profiles.{profile.name}.{PickFilter.name}"
+            yield place.problem(path, message, warning=True)
     for name, pool in settings.pools.items():
         cluster = seen.clusters.get(pool.cluster)
         if pool.replicas is None or name not in reached or cluster is None:
