@@ -1,7 +1,7 @@
 """A whole gateway for tests: Envoy on the shipped YAML, a server process, a simulated upstream.
 
-Only addresses differ from `envoy/forebay.yaml`, how long Envoy waits for Forebay before it goes on
-without (`waiting`), and what a test's `edit` says. Every program is a
+Only addresses differ from `envoy/forebay.yaml` (or from an example beside it), how long Envoy waits
+for Forebay before it goes on without (`waiting`), and what a test's `edit` says. Every program is a
 child of its own; the simulator runs in a thread, so that clients that block can call it.
 """
 
@@ -227,10 +227,11 @@ class Gateway:
         environ: Mapping[str, str] | None = None,
         edit: Edit | None = None,
         program: Sequence[str] = FOREBAY,
+        file: Path = SHIPPED,
     ) -> None:
         """Write the configuration; `pools` are other ports than the upstream's, `otlp` a URL.
 
-        `program` is what Python is to run as `forebay`.
+        `program` is what Python is to run as `forebay`, `file` another than the shipped one.
         """
         self.folder: Final = folder
         self.config: Final = folder / "forebay.yaml"
@@ -255,7 +256,7 @@ class Gateway:
             replicas=pools or (upstream.ports if upstream else {}),
             otlp=otlp,
         )
-        self.tree: Final = derive(read_yaml(SHIPPED), load(SHIPPED, {}), local)
+        self.tree: Final = derive(read_yaml(file), load(file, {}), local)
         waiting(self.tree, LONG)
         if otlp:  # spans leave as soon as they end
             layer = {"name": "soon", "static_layer": {OTLP_FLUSH: 20}}

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.calls import Caller
-from tests.gateway import FOREBAY, Edit, Gateway, Log, Upstream
+from tests.gateway import FOREBAY, SHIPPED, Edit, Gateway, Log, Upstream
 from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, otlp_receiver
 
@@ -40,6 +40,7 @@ class Gateways:
         program: Sequence[str] = FOREBAY,
         server: bool = True,
         envoy: bool = True,
+        file: Path = SHIPPED,
     ) -> Iterator[Gateway]:
         """Run a gateway; without `server` or `envoy` the test starts these itself."""
         # Not pytest's own folder: its path may be longer than a socket's may be.
@@ -52,6 +53,7 @@ class Gateways:
                 environ=environ,
                 edit=edit,
                 program=program,
+                file=file,
             )
             self._opened.append(gateway)
             try:

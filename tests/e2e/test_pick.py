@@ -1,0 +1,189 @@
+"""Four replicas behind Envoy, on the example's file: who gets what, and what if one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from ext_proc.tools.simulated_engine import Speed
+from ext_proc.tools.simulator import Simulator
+from tests.calls import Caller, Reply, ask_for
+from tests.e2e.conftest import Gateways
+from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+EXAMPLE: Final = SHIPPED.parent / "examples" / "replicas.yaml"
+UNASKING: Final = (str(Path(__file__).with_name("unasking_server.py")),)
+CHAT: Final = "openai.chat"
+KEY: Final = "key-of-the-test"  # Forebay's own requests have none
+SPEED: Final = Speed(ttft_s=0.0, prefill_rate=50_000.0, decode_rate=0.0)
+WORDS: Final = ("river", "valley", "meadow", "harbour", "mountain", "forest", "island", "desert")
+
+
+def document(number: int) -> str:
+    """Return some thousand words like no other document's."""
+    rng = random.Random(number)
+    sentences = (" ".join(rng.choices(WORDS, k=8)) + f" {rng.random():.6f}." for _ in range(160))
+    return f"Document {number}. " + " ".join(sentences)
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[Simulator]]:
+    """Run four replicas, each of which can be ended alone."""
+    replicas = [Simulator(names=[f"replica-{number}"], speed=SPEED) for number in range(4)]
+    for replica in replicas:
+        await replica.__aenter__()
+    yield replicas
+    for replica in replicas:
+        await kill(replica)
+
+
+async def kill(replica: Simulator) -> None:
+    """End a replica; its port refuses connections from then on."""
+    await replica.__aexit__(None, None, None)
+
+
+@pytest.fixture
+def edit(transport: Edit) -> Edit:
+    """Have no pick try another replica than the best."""
+
+    def edited(tree: dict[str, Any]) -> None:
+        transport(tree)
+        tree["node"]["metadata"]["forebay"]["pools"]["full"]["replicas"]["explore"] = 0
+
+    return edited
+
+
+def ports(replicas: Sequence[Simulator]) -> dict[str, list[int]]:
+    return {"full": [replica.port for replica in replicas]}
+
+
+@pytest.fixture
+def picking(gateways: Gateways, edit: Edit, replicas: list[Simulator]) -> Iterator[Gateway]:
+    """Run a gateway before the four."""
+    with gateways.open(pools=ports(replicas), edit=edit, file=EXAMPLE) as gateway:
+        yield gateway
+
+
+def know_all(gateway: Gateway) -> None:
+    """Wait until Forebay knows the four."""
+    until = time.monotonic() + PATIENCE_S
+    while (count := gateway.metrics().get(KNOWN)) != 4:
+        assert time.monotonic() < until, f"{count} are known"
+
+
+KNOWN: Final = 'forebay_replica_known{pool="full"}'
+
+
+async def asked(caller: Caller, text: str, question: str = "Why?") -> Reply:
+    """Ask about a text, whose answer comes as a stream."""
+    return await caller(ask_for(CHAT, f"{text}\n\n{question}", stream=True))
+
+
+def served_by(reply: Reply) -> str:
+    assert 200 == reply.status
+    return reply.headers["x-simulated-replica"]
+
+
+def counted(replicas: Sequence[Simulator]) -> Counter[str]:
+    """Return how many of the test's requests came to each replica."""
+    return Counter(
+        one.replica
+        for replica in replicas
+        for one in replica.requests
+        if one.headers.get("authorization") == f"Bearer {KEY}"
+    )
+
+
+async def test_what_begins_alike_goes_to_the_same_replica(
+    picking: Gateway, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """Others go to others, so that all have something to do; no upstream is told of the choice."""
+    know_all(picking)
+    caller = Caller(http, picking.url, KEY)
+    homes: dict[int, list[str]] = {}
+    for turn in range(3):
+        for number in range(8):
+            reply = await asked(caller, document(number), f"Question {turn}?")
+            homes.setdefault(number, []).append(served_by(reply))
+    assert [1] * 8 == [len(set(served)) for served in homes.values()], homes
+    came = counted(replicas)
+    assert {f"replica-{number}" for number in range(4)} == set(came)
+    assert came == Counter(name for served in homes.values() for name in served)
+    told = {name for replica in replicas for one in replica.requests for name in one.headers}
+    assert not any(name.startswith(("x-gateway", "x-forebay")) for name in told)
+
+
+async def test_the_log_says_who_was_picked_and_why(
+    picking: Gateway, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """The address is that of who served; the second request finds its beginning there."""
+    know_all(picking)
+    caller = Caller(http, picking.url, KEY)
+    await asked(caller, document(0), "First?")
+    with picking.watch() as seen:
+        served = served_by(await asked(caller, document(0), "Second?"))
+    (port,) = (replica.port for replica in replicas if replica.replicas[0].name == served)
+    assert f"127.0.0.1:{port}" == seen.notes["pick.replica"]
+    assert seen.notes["pick.why"].startswith(f"expected: 127.0.0.1:{port} ")
+    assert seen.notes["pick.held"] > 1_000
+
+
+async def test_a_replica_that_is_gone_costs_no_request(
+    gateways: Gateways, edit: Edit, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """The pick went there, the connection is refused, and the second of the pick serves."""
+    opened = gateways.open(pools=ports(replicas), edit=edit, file=EXAMPLE, program=UNASKING)
+    with opened as gateway:
+        know_all(gateway)
+        caller = Caller(http, gateway.url, KEY)
+        first = served_by(await asked(caller, document(0), "First?"))
+        (gone,) = (replica for replica in replicas if replica.replicas[0].name == first)
+        await kill(gone)
+        gone.requests.clear()
+        second = served_by(await asked(caller, document(0), "Second?"))
+        assert first != second
+        assert 1 == gateway.envoy_counter("cluster.full.upstream_rq_retry")
+        assert Counter() == counted([gone])
+
+
+async def test_no_request_fails_as_a_replica_dies(
+    picking: Gateway, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """Of many at once, all are served by the three others."""
+    know_all(picking)
+    caller = Caller(http, picking.url, KEY)
+    for number in range(8):
+        served_by(await asked(caller, document(number), "Before?"))
+    gone = replicas[0]
+    await kill(gone)
+    gone.requests.clear()
+    replies = await asyncio.gather(
+        *(asked(caller, document(number % 8), f"After {number}?") for number in range(40))
+    )
+    assert {f"replica-{number}" for number in (1, 2, 3)} == {served_by(reply) for reply in replies}
+    assert Counter() == counted([gone])
+
+
+async def test_without_forebay_envoy_chooses(
+    picking: Gateway, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """By the cluster's fallback policy: requests pass, and reach all."""
+    know_all(picking)
+    assert picking.server is not None
+    picking.server.kill()
+    caller = Caller(http, picking.url, KEY)
+    replies = await asyncio.gather(
+        *(asked(caller, document(0), f"Alone {number}?") for number in range(64))
+    )
+    assert {f"replica-{number}" for number in range(4)} == {served_by(reply) for reply in replies}
+    assert {None} == {reply.headers.get("x-forebay-profile") for reply in replies}
