@@ -30,6 +30,8 @@ class Headers(msgspec.Struct, frozen=True):
     message: Message
     headers: Mapping[str, str]
     last: bool
+    served: str = ""
+    """The replica that answers, as "ip:port", where the proxy tells."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -134,7 +136,8 @@ def decode(data: bytes) -> Event:
     kind = request.WhichOneof("request")
     if kind in _HEADERS:
         part = getattr(request, kind)
-        return Headers(_HEADERS[kind], _header_map(part.headers), part.end_of_stream)
+        served = _served(request.metadata_context) if request.HasField("metadata_context") else ""
+        return Headers(_HEADERS[kind], _header_map(part.headers), part.end_of_stream, served)
     if kind in _BODIES:
         part = getattr(request, kind)
         return Body(_BODIES[kind], part.body, part.end_of_stream)
@@ -143,6 +146,14 @@ def decode(data: bytes) -> Event:
     if kind == "response_trailers":
         return Trailers(Message.RESPONSE_TRAILERS)
     raise ConversationError("a ProcessingRequest that says nothing")
+
+
+def _served(metadata: pb.Metadata) -> str:
+    """Return whom the proxy's load balancing chose in the end."""
+    known = metadata.filter_metadata
+    if LB_NAMESPACE not in known or SERVED_KEY not in known[LB_NAMESPACE].fields:
+        return ""
+    return known[LB_NAMESPACE].fields[SERVED_KEY].string_value
 
 
 def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
@@ -165,6 +176,7 @@ METADATA_NAMESPACE: Final = "forebay"
 LB_NAMESPACE: Final = "envoy.lb"
 ENDPOINTS_KEY: Final = "x-gateway-destination-endpoint"
 """As the Gateway API Inference Extension has it. As a header it would reach the upstream."""
+SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 MOST_KEPT_PIECES: Final = 1_024  # of 100 bytes or so: most replies name the same few headers
 _OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _TO: Final = {message: tag(pb.ProcessingResponse, message.name.lower()) for message in Message}

@@ -419,7 +419,7 @@ class Session:
             # The proxy answered by itself before the request was whole, for instance with 413.
             await self._let_pass(event, "answered by the proxy")
             return
-        exchange.reply_head = ReplyHead(facts.status, event.headers)
+        exchange.reply_head = ReplyHead(facts.status, event.headers, event.served)
         await run.response(exchange)
         self._mode = self._reading_mode(exchange, last=event.last)
         go_on = Pass(event.message, response_body=self._mode)

@@ -543,6 +543,8 @@ class ReplyHead:
 
     status: int
     headers: Mapping[str, str]
+    served: str = ""
+    """The replica that answers, as "ip:port"; empty where the proxy does not tell."""
 
 
 Note: TypeAlias = str | int | float | bool

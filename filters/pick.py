@@ -85,7 +85,12 @@ class PickFilter(Filter[PickConfig]):
     async def on_response(self, exchange: Exchange) -> None:
         """Take the head for the beginning of an answer that comes in one piece."""
         head = exchange.reply_head
-        if self._picked is None or head is None or head.status >= FIRST_ERROR:
+        if self._picked is None or head is None:
+            return
+        if head.served and head.served != self._picked.addresses[0]:
+            self._picked.served(head.served)
+            exchange.note("pick.served", head.served)
+        if head.status >= FIRST_ERROR:
             return
         if self._watched:
             exchange.need(Need.REPLY)  # a server may send the head of a stream at once

@@ -141,7 +141,7 @@ async def test_the_log_says_who_was_picked_and_why(
 async def test_a_replica_that_is_gone_costs_no_request(
     gateways: Gateways, edit: Edit, replicas: list[Simulator], http: aiohttp.ClientSession
 ) -> None:
-    """The pick went there, the connection is refused, and the second of the pick serves."""
+    """The connection is refused, the second of the pick serves, and from then on is the first."""
     opened = gateways.open(pools=ports(replicas), edit=edit, file=EXAMPLE, program=UNASKING)
     with opened as gateway:
         know_all(gateway)
@@ -150,8 +150,13 @@ async def test_a_replica_that_is_gone_costs_no_request(
         (gone,) = (replica for replica in replicas if replica.replicas[0].name == first)
         await kill(gone)
         gone.requests.clear()
-        second = served_by(await asked(caller, document(0), "Second?"))
+        with gateway.watch() as seen:
+            second = served_by(await asked(caller, document(0), "Second?"))
         assert first != second
+        assert f"127.0.0.1:{gone.port}" == seen.notes["pick.replica"]
+        (port,) = (one.port for one in replicas if one.replicas[0].name == second)
+        assert f"127.0.0.1:{port}" == seen.notes["pick.served"]
+        assert second == served_by(await asked(caller, document(0), "Third?"))
         assert 1 == gateway.envoy_counter("cluster.full.upstream_rq_retry")
         assert Counter() == counted([gone])
 
