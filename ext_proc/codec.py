@@ -239,10 +239,9 @@ def _forward(command: Forward) -> bytes:
         pieces.append(_CLEAR_ROUTE)
     wrap(_COMMON, pieces)
     wrap(_TO[Message.REQUEST_BODY], pieces)
-    if command.endpoints:
-        pieces.append(_metadata(command.metadata or {}, _lb(command.endpoints)))
-    elif command.metadata:
-        pieces.append(_metadata(command.metadata))
+    if command.metadata or command.endpoints:
+        others = _lb(command.endpoints) if command.endpoints else b""
+        pieces.append(_metadata(command.metadata, others))
     return b"".join(pieces)
 
 
@@ -278,8 +277,10 @@ def _text(name: str, value: str) -> bytes:
     return struct.SerializeToString()
 
 
-def _metadata(members: Mapping[str, str], others: bytes = b"") -> bytes:
+def _metadata(members: Mapping[str, str] | None, others: bytes = b"") -> bytes:
     """Write members of the `forebay` dynamic metadata, and what other namespaces get."""
+    if not members:
+        return member(_METADATA, others)
     struct = b"".join([_text(*text) for text in members.items()])
     entry = _NAMESPACE + member(_VALUE, member(_STRUCT, struct))
     return member(_METADATA, member(_FIELDS, entry) + others)

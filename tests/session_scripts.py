@@ -321,6 +321,7 @@ def _command(command: Command) -> list[str]:
         case Forward():
             body = ["body: as it came"] if command.body is None else ["body:", *_text(command.body)]
             again = ["choose route again"] if command.choose_route_again else []
+            again += [f"ask {command.endpoints}"] if command.endpoints else []
             return [
                 "<< forward",
                 *_pairs("set", command.set_headers),

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ext_proc.app import open_transport
-from ext_proc.config import ServerSettings, Transport
+from ext_proc.adapters.membership import Fixed
+from ext_proc.adapters.replicas import Figures, ReplicaSettings
+from ext_proc.app import open_transport, replicas_of
+from ext_proc.config import ServerSettings, Settings, Transport, read_settings
+from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Stream
 from ext_proc.transport.grpc_aio import GrpcServer
 from ext_proc.transport.http2 import Reason
 from ext_proc.transport.http2 import frames as wire
 from ext_proc.transport.native import NativeServer
+from ext_proc.yaml_file import parse_yaml
 from tests.ext_proc.test_telemetry import Books
 from tests.http2_peer import GREETING
 from tests.protocol.test_native import plain, read_all
@@ -46,3 +50,49 @@ async def test_the_native_transport_counts_what_it_gives_up(tmp_path: Path) -> N
         await asyncio.to_thread(read_all, connected)
     assert 1 == books.value("protocol_errors_total", reason="frame_size")
     await server.drain(0)
+
+
+def settings(pools: str, profiles: str) -> Settings:
+    text = f"""
+node: {{metadata: {{forebay: {{pools: {pools}, profiles: {profiles}}}}}}}
+static_resources:
+  clusters:
+  - name: gpu
+    load_assignment:
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 10.0.0.1, port_value: 8000}}}}}}
+"""
+    read, problems = read_settings(parse_yaml("forebay.yaml", text), {})
+    assert [] == problems
+    assert read is not None
+    return read
+
+
+def test_the_replicas_of_pools_are_followed_where_a_profile_picks() -> None:
+    """Otherwise nobody is asked for figures."""
+    pools = (
+        "{full: {cluster: gpu, replicas: {strategy: blend, prefix: 1, queue: 2, kv: 4, explore: 0}}"
+        ", other: {cluster: gpu}}"
+    )
+    expected = {"full": ReplicaSettings(Fixed(("10.0.0.1:8000",)), "blend", 1.0, 2.0, 4.0, 0.0)}
+    assert expected == replicas_of(settings(pools, "{raw: {}, picks: {pick: {}}}"))
+    assert {} == replicas_of(settings(pools, "{raw: {}}"))
+
+
+def test_how_the_pools_are_is_shown() -> None:
+    """Each at the moment that metrics are read."""
+    pools = {"full": Figures(4, 1, 7, 1_024, 2, {"token_s": 0.5})}
+    books = Books()
+    books.telemetry.registry.register(ReplicaFigures(lambda: pools))
+    shown = {
+        "replica_known": 4,
+        "replica_avoided": 1,
+        "replica_requests": 7,
+        "replica_index_bytes": 1_024,
+        "replica_strategy_failures_total": 2,
+    }
+    assert shown == {name: books.value(name, pool="full") for name in shown}
+    assert 0.5 == books.value("replica_cost", pool="full", constant="token_s")
+    pools.clear()
+    assert books.value("replica_known", pool="full") is None

@@ -13,6 +13,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HeaderValueOption,
     HeaderValueOptionHeaderAppendAction,
 )
+from envoy_data_plane.envoy.config.core.v3 import Metadata as EnvoyMetadata
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingMode,
     ProcessingModeBodySendMode,
@@ -25,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.codec import (
+    SERVED_KEY,
     Body,
     Command,
     Event,
@@ -55,6 +57,11 @@ def read_headers(*pairs: tuple[str, bytes]) -> dict[str, str]:
     return dict(event.headers)
 
 
+def lb_metadata(**values: Value) -> EnvoyMetadata:
+    """Return what the proxy tells of its load balancing."""
+    return EnvoyMetadata(filter_metadata={"envoy.lb": Struct(fields=values)})
+
+
 # --- Events --------------------------------------------------------------------------------------
 
 POST: Final = ((":method", b"POST"), (":path", b"/v1/chat/completions"))
@@ -74,6 +81,31 @@ EVENTS: Final[Sequence[tuple[api.ProcessingRequest, Event]]] = [
             response_headers=api.HttpHeaders(headers=header_map((":status", b"200")))
         ),
         Headers(Message.RESPONSE_HEADERS, {":status": "200"}, last=False),
+    ),
+    (
+        api.ProcessingRequest(
+            response_headers=api.HttpHeaders(headers=header_map((":status", b"200"))),
+            metadata_context=lb_metadata(**{SERVED_KEY: Value(string_value="10.0.0.1:80")}),
+        ),
+        Headers(Message.RESPONSE_HEADERS, {":status": "200"}, last=False, served="10.0.0.1:80"),
+    ),
+    (
+        api.ProcessingRequest(
+            response_headers=api.HttpHeaders(),
+            metadata_context=lb_metadata(**{SERVED_KEY: Value(number_value=80.0)}),
+        ),
+        Headers(Message.RESPONSE_HEADERS, {}, last=False),
+    ),
+    (
+        api.ProcessingRequest(
+            response_headers=api.HttpHeaders(),
+            metadata_context=lb_metadata(canary=Value(bool_value=True)),
+        ),
+        Headers(Message.RESPONSE_HEADERS, {}, last=False),
+    ),
+    (
+        api.ProcessingRequest(response_headers=api.HttpHeaders(), metadata_context=EnvoyMetadata()),
+        Headers(Message.RESPONSE_HEADERS, {}, last=False),
     ),
     (
         api.ProcessingRequest(request_body=api.HttpBody(body=b"\x00\xff", end_of_stream=True)),
@@ -199,6 +231,11 @@ def metadata(**values: str) -> Struct:
     return Struct(fields={"forebay": Value(struct_value=Struct(fields=texts))})
 
 
+def endpoints(value: str) -> dict[str, Value]:
+    texts = {"x-gateway-destination-endpoint": Value(string_value=value)}
+    return {"envoy.lb": Value(struct_value=Struct(fields=texts))}
+
+
 def reply_mode(
     body: ProcessingModeBodySendMode, *, trailers: bool = False, removed: Sequence[str] = ()
 ) -> api.ProcessingResponse:
@@ -287,6 +324,26 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
                 )
             ),
             dynamic_metadata=metadata(pool="full"),
+        ),
+    ),
+    "forward to replicas": (
+        Forward({}, metadata={"pool": "full"}, endpoints="10.0.0.1:80,[::1]:8000"),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(header_mutation=api.HeaderMutation())
+            ),
+            dynamic_metadata=Struct(
+                fields={**metadata(pool="full").fields, **endpoints("10.0.0.1:80,[::1]:8000")}
+            ),
+        ),
+    ),
+    "forward to a replica and say no more": (
+        Forward({}, endpoints="10.0.0.1:80"),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(header_mutation=api.HeaderMutation())
+            ),
+            dynamic_metadata=Struct(fields=endpoints("10.0.0.1:80")),
         ),
     ),
     "forward an empty body": (

@@ -10,9 +10,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import pytest
 import yaml
+from msgspec import inspect
 
+from ext_proc.adapters.membership import Fixed, Named
 from ext_proc.config import (
     MemorySettings,
+    PickSettings,
     PoolSettings,
     RedisSettings,
     ServerSettings,
@@ -34,6 +37,7 @@ from filters.cache_settings import CacheConfig
 from filters.clean import CleanConfig, CleanFilter
 from filters.errors import ConfigError
 from filters.route import RouteConfig, RouteFilter
+from filters.strategies import STRATEGIES
 from filters.think import ThinkConfig
 from filters.units import ClusterName, Duration, PoolName, Size, SomeTime
 from tests.fakes import drive
@@ -158,6 +162,43 @@ def test_all_settings_are_read(tmp_path: Path) -> None:
         (RouteFilter, RouteConfig(pool="small")),
     ) == chat.filters
     assert ("small", ()) == (settings.profiles["raw"].pool, settings.profiles["raw"].filters)
+
+
+def test_who_the_replicas_are_is_what_envoys_cluster_says() -> None:
+    """Of pools that have settings for them; a cluster that is not there has none."""
+    pools = (
+        "{full: {cluster: gpu, replicas: {}}, other: {cluster: gpu}, "
+        "lost: {cluster: lost, replicas: {strategy: blend, prefix: 1, explore: 0.5}}}"
+    )
+    text = f"""
+node: {{metadata: {{forebay: {{pools: {pools}, profiles: {{raw: {{}}}}}}}}}}
+static_resources:
+  clusters:
+  - name: gpu
+    type: STRICT_DNS
+    load_assignment:
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: vllm, port_value: 8000}}}}}}
+"""
+    settings, problems = read_settings(parse_yaml("forebay.yaml", text), {})
+    assert [] == problems
+    assert settings is not None
+    assert {"full": Named((("vllm", 8000),)), "lost": Fixed(())} == dict(settings.members)
+    assert PickSettings() == settings.pools["full"].replicas
+    assert settings.pools["other"].replicas is None
+    expected = PickSettings(strategy="blend", prefix=1.0, explore=0.5)
+    assert expected == settings.pools["lost"].replicas
+
+
+def test_every_strategy_has_its_word() -> None:
+    """The first is the one without any."""
+    kind = inspect.type_info(PickSettings)
+    assert isinstance(kind, inspect.StructType)
+    (words,) = (one.type for one in kind.fields if one.name == "strategy")
+    assert isinstance(words, inspect.LiteralType)
+    assert set(STRATEGIES) == set(words.values)
+    assert next(iter(STRATEGIES)) == PickSettings().strategy
 
 
 def test_only_a_profile_must_be_given() -> None:

@@ -97,6 +97,22 @@ class Lose(Filter[Config]):
         return CONTINUE
 
 
+class Send(Filter[Config]):
+    """Names two replicas, and notes which of them answers."""
+
+    name: ClassVar[str] = "send"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.endpoints = ("10.0.0.1:8000", "10.0.0.2:8000")
+        exchange.need(Need.HEAD)
+        return CONTINUE
+
+    async def on_response(self, exchange: Exchange) -> None:
+        assert exchange.reply_head is not None
+        exchange.note("served", exchange.reply_head.served)
+
+
 class Wait(Filter[Config]):
     """May wait for two seconds, does so for streams, and says under which trace."""
 
@@ -128,6 +144,7 @@ PROFILES: Final[Mapping[str, list[tuple[type[AnyFilter], Any]]]] = {
     "shout": [(Shout, Config())],
     "hold": [(Hold, Config())],
     "lose": [(Lose, Config())],
+    "send": [(Send, Config())],
     "wait": [(Wait, Config())],
 }
 
@@ -146,6 +163,21 @@ def stage() -> Stage:
 def test_an_exchange_goes_as_its_script_says(script: Path) -> None:
     """Every script in `tests/scripts` plays as it is written, to the letter."""
     check(stage(), script.read_text())
+
+
+def test_who_answers_is_told_to_filters() -> None:
+    """The proxy says so with the reply's head."""
+    at = stage()
+    at.open("send")
+    path = {":method": "POST", ":path": "/v1/chat/completions"}
+    asked = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    at.receive(
+        Headers(Message.REQUEST_HEADERS, path, last=False),
+        Body(Message.REQUEST_BODY, asked, last=True),
+        Headers(Message.RESPONSE_HEADERS, {":status": "200"}, last=True, served="10.0.0.2:8000"),
+    )
+    (facts,) = at.books.ended
+    assert {"served": "10.0.0.2:8000"} == facts.notes
 
 
 # --- Building blocks -----------------------------------------------------------------------------

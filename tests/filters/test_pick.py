@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from filters.api import CONTINUE, Delta, Exchange, Need, Outcome
+from filters.api import CONTINUE, Delta, Exchange, Need, Outcome, ReplyHead
 from filters.fingerprint import fingerprint
 from filters.pick import PickConfig, PickFilter, beginning
 from filters.pipeline import Pipeline, Run
@@ -71,6 +71,28 @@ def test_the_replica_picked_is_told_with_the_next_best(dialect: str) -> None:
 
 def ask_in(dialect: str, question: str, **more: Any) -> Exchange:
     return ask(dialect, question, **more)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_one_that_answers_in_anothers_stead_is_known_to(status: int) -> None:
+    """The first one took no connection."""
+    table, exchange = Table(), ask("openai.chat", "hello")
+    table.request(exchange)
+    exchange.reply_head = ReplyHead(status, {}, served=B)
+    drive(table.filter.on_response(exchange))
+    assert (B, A) == table.picked.addresses
+    assert (A, B) == (exchange.notes["pick.replica"], exchange.notes["pick.served"])
+
+
+@pytest.mark.parametrize("served", [A, ""])
+def test_the_first_one_that_answers_is_no_news(served: str) -> None:
+    """Nor is a proxy that does not tell."""
+    table, exchange = Table(), ask("openai.chat", "hello")
+    table.request(exchange)
+    exchange.reply_head = ReplyHead(200, {}, served=served)
+    drive(table.filter.on_response(exchange))
+    assert (A, B) == table.picked.addresses
+    assert "pick.served" not in exchange.notes
 
 
 @DIALECTS
