@@ -178,6 +178,9 @@ async def _purge(
         except NotRunning:
             if shared is None:
                 raise
+    if shared is None and in_memory is None:
+        expected = "the store that the server has; FOREBAY_REDIS_URL chooses one beside the file"
+        raise ConfigError("forebay.store", f"expected {expected}, got memory, of which it has none")
     report = {
         "dry_run": dry_run,
         "pattern": which.pattern,

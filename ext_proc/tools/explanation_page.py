@@ -154,7 +154,7 @@ def _did(step: Step) -> Text:
 
 def _task(task: Task) -> Text:
     return Text.assemble(
-        (task.intent, "bold magenta"), f" in {task.domain}", (f" {task.score:.2f}", "dim")
+        (task.intent, "bold magenta"), (f" {task.score:.2f}", "dim"), f" in {task.domain}"
     )
 
 

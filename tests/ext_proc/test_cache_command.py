@@ -408,6 +408,15 @@ async def test_memory_without_a_server_is_told_with_what_to_do(
         await run(*words, "--config", config, "--admin", "127.0.0.1:1")
 
 
+async def test_a_server_with_another_store_than_the_file_is_not_purged_silently(
+    tmp_path: Path,
+) -> None:
+    """Its environment may have given it a Redis: what was to go would still be there."""
+    async with serving(None, CollectorRegistry()) as address:
+        with pytest.raises(ConfigError, match="FOREBAY_REDIS_URL chooses one beside the file"):
+            await run("purge", "--config", written(tmp_path, memory={}), "--admin", address)
+
+
 async def test_another_server_is_taken_for_none_of_ours(tmp_path: Path) -> None:
     """An older Forebay, too, knows no such path."""
     runner = web.AppRunner(web.Application())
