@@ -28,6 +28,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ext_proc.adapters.membership import Fixed
 from ext_proc.config import Settings, read_settings
 from ext_proc.redis_url import Address, parse_redis_url
 from ext_proc.tools.arguments import port
@@ -150,7 +151,8 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
     envoy = find_envoy(arguments.envoy)
     clusters = [] if upstream else sorted(settings.clusters)
-    free = iter(free_ports(3 + sum(REPLICAS.get(name, 1) for name in clusters)))
+    counts = {name: count_replicas(settings, name) for name in clusters}
+    free = iter(free_ports(3 + sum(counts.values())))
     own = [
         _open_port(option, host, wanted or next(free))
         for option, host, wanted in (
@@ -160,7 +162,7 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
         )
     ]
     # The simulator takes a row of ports, in the order of these.
-    pools = {name: [next(free) for _ in range(REPLICAS.get(name, 1))] for name in clusters}
+    pools = {name: [next(free) for _ in range(count)] for name, count in counts.items()}
     local = Local(
         listen=(arguments.host, own[0]),
         admin_port=own[1],
@@ -175,6 +177,16 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     _write(derived, tree)
     verbose = arguments.verbose
     return Plan(source, derived, settings, local, pools, envoy, env, verbose, rewrites(tree))
+
+
+def count_replicas(settings: Settings, cluster: str) -> int:
+    """Return how many replicas are simulated: where some are picked, as many as the file names."""
+    named = [
+        len(members.addresses)
+        for name, members in settings.members.items()
+        if settings.pools[name].cluster == cluster and isinstance(members, Fixed)
+    ]
+    return max(named, default=0) or REPLICAS.get(cluster, 1)
 
 
 def _settings(file: YamlFile, env: Mapping[str, str]) -> Settings:

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 EXAMPLE: Final = SHIPPED.parent / "examples" / "replicas.yaml"
 UNASKING: Final = (str(Path(__file__).with_name("unasking_server.py")),)
 CHAT: Final = "openai.chat"
+FULL: Final = "full"
 KEY: Final = "key-of-the-test"  # Forebay's own requests have none
 SPEED: Final = Speed(ttft_s=0.0, prefill_rate=50_000.0, decode_rate=0.0)
 WORDS: Final = ("river", "valley", "meadow", "harbour", "mountain", "forest", "island", "desert")
@@ -58,13 +59,13 @@ def edit(transport: Edit) -> Edit:
 
     def edited(tree: dict[str, Any]) -> None:
         transport(tree)
-        tree["node"]["metadata"]["forebay"]["pools"]["full"]["replicas"]["explore"] = 0
+        tree["node"]["metadata"]["forebay"]["pools"][FULL]["replicas"]["explore"] = 0
 
     return edited
 
 
 def ports(replicas: Sequence[Simulator]) -> dict[str, list[int]]:
-    return {"full": [replica.port for replica in replicas]}
+    return {FULL: [replica.port for replica in replicas]}
 
 
 @pytest.fixture
@@ -192,3 +193,33 @@ async def test_without_forebay_envoy_chooses(
     )
     assert {f"replica-{number}" for number in range(4)} == {served_by(reply) for reply in replies}
     assert {None} == {reply.headers.get("x-forebay-profile") for reply in replies}
+
+
+async def test_a_changed_file_changes_who_is_picked(
+    picking: Gateway, replicas: list[Simulator], http: aiohttp.ClientSession
+) -> None:
+    """Forebay goes by what it says, without a restart; Envoy reads its part at its start only."""
+    know_all(picking)
+    caller = Caller(http, picking.url, KEY)
+    (cluster,) = (
+        one for one in picking.tree["static_resources"]["clusters"] if one["name"] == FULL
+    )
+    endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    del endpoints[:3]
+    change(picking)
+    for number in range(6):
+        assert "replica-3" == served_by(await asked(caller, document(number)))
+
+    del picking.tree["node"]["metadata"]["forebay"]["pools"][FULL]["replicas"]
+    change(picking)
+    with picking.watch() as seen:
+        served_by(await asked(caller, document(7)))
+    assert not any(note.startswith("pick") for note in seen.notes)
+    assert KNOWN not in picking.metrics()
+
+
+def change(gateway: Gateway) -> None:
+    """Write the file anew and wait until it counts."""
+    mark = gateway.server_log.mark()
+    gateway.write()
+    gateway.server_log.wait_for(lambda line: '"event":"settings applied"' in line, mark=mark)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ext_proc.adapters.membership import Fixed
 from ext_proc.config import Settings, read_settings
 from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
 from ext_proc.yaml_file import YamlFile, parse_yaml, read_yaml
@@ -199,6 +200,16 @@ def test_an_upstream_is_no_less_for_one_pool_than_for_another() -> None:
     assert {"full": Quality.FULL, "best_effort": Quality.FULL} == {
         name: pool.quality for name, pool in pools.items()
     }
+
+
+def test_an_upstream_is_not_asked_for_figures() -> None:
+    """It is one server, and may be somebody else's; simulated replicas are picked among."""
+    picked = read_yaml(SHIPPED.parent / "examples" / "replicas.yaml")
+    away = derived(replace(LOCAL, upstream=Target("a.test", 443, tls=True)), picked)
+    assert {} == dict(settings_of(parse_yaml("derived", json.dumps(away))).members)
+    here = derived(LOCAL, picked)
+    members = settings_of(parse_yaml("derived", json.dumps(here))).members
+    assert {"full": Fixed(("127.0.0.1:18004", "127.0.0.1:18005"))} == dict(members)
 
 
 def test_rewritten_paths_are_known_by_their_routes() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ext_proc.config import Settings, read_settings
+from ext_proc.config import Settings, load, read_settings
 from ext_proc.tools import up
 from ext_proc.tools.derivation import Target
 from ext_proc.yaml_file import parse_yaml
@@ -39,6 +39,20 @@ def test_a_request_is_shown_at_the_path_that_was_asked_for(
     """Envoy logs another one where a request went upstream, and this one where it did not."""
     entry = {"method": "GET", "path": logged, "route": route, "status": 200}
     assert up.request_line(entry, REWRITES).plain.startswith(f"GET  {expected}  200 ")
+
+
+def test_as_many_replicas_are_simulated_as_are_picked_among() -> None:
+    """Where the file names none to pick among, `full` has two."""
+    folder = Path(up.__file__).parents[2] / "envoy"
+    counts = {}
+    for name in ("forebay.yaml", "examples/replicas.yaml"):
+        settings = load(folder / name, {})
+        counts[name] = {each: up.count_replicas(settings, each) for each in settings.clusters}
+    expected = {
+        "forebay.yaml": {"full": 2, "best_effort": 1},
+        "examples/replicas.yaml": {"full": 4},
+    }
+    assert expected == counts
 
 
 @pytest.fixture
