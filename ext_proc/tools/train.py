@@ -32,8 +32,9 @@ SPLITS: Final = {
     "dev": "to choose settings by",
     "test": "of the authors' own",
     "blind": "of another author",
+    "fresh": "of a third author, after the model was done",
 }
-"""Requests written by hand, and what is said of them; the model is judged by the last."""
+"""Requests written by hand, and what is said of them."""
 JUDGED: Final = "blind"
 SHORT: Final = {"summarise": "sum", "reasoning": "reas", "calculate": "calc", "translate": "tran"}
 
