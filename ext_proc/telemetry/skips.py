@@ -20,6 +20,7 @@ REASONS: Final = frozenset(
         "media",
         "no document",
         "no question",
+        "no replica",
         "no summary",
         "no time left",
         "nothing to win",
