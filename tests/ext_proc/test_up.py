@@ -43,7 +43,7 @@ def test_a_request_is_shown_at_the_path_that_was_asked_for(
 
 def test_as_many_replicas_are_simulated_as_are_picked_among() -> None:
     """Where the file names none to pick among, `full` has two."""
-    folder = Path(up.__file__).parents[2] / "envoy"
+    folder = Path(__file__).parents[2] / "envoy"
     counts = {}
     for name in ("forebay.yaml", "examples/replicas.yaml"):
         settings = load(folder / name, {})
