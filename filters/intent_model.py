@@ -21,6 +21,8 @@ import msgspec
 MODEL_FILE: Final = "intents.msgpack"
 GENERAL: Final = "general"
 LEAST_DOMAIN: Final = 0.45  # of five; below it are mostly words that the model does not know
+LEAST_OF_FEW: Final = 0.55  # a short text has to say its trade clearly
+FEW_MARKS: Final = 12
 
 MOST_WEIGHT: Final = 127  # what fits a byte
 MOST_BIAS: Final = 255
@@ -102,7 +104,8 @@ class IntentModel:
         intents = len(self.intents)
         intent, score = _likeliest(sums[:intents], self._intent_scale * damping)
         domain, domain_score = _likeliest(sums[intents:], self._domain_scale * damping)
-        trade = self.domains[domain] if domain_score >= LEAST_DOMAIN else GENERAL
+        least = LEAST_DOMAIN if len(found) >= FEW_MARKS else LEAST_OF_FEW
+        trade = self.domains[domain] if domain_score >= least else GENERAL
         return Guess(self.intents[intent], score, trade, domain_score)
 
     def _packed(self, row: Sequence[int]) -> int:
