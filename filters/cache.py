@@ -140,9 +140,10 @@ class CacheFilter(Filter[CacheConfig]):
         """Return what another exchange went for; None when this one has to go itself."""
         value = await seat.answer(self.config.coalesce.wait)
         note_flight(exchange, seat)
-        if value and (hit := self._hit(exchange, value, directives)):
-            return collapsed(hit)
-        return None
+        hit = self._hit(exchange, value, directives) if value else None
+        if seat.waited and seat.boarding is Boarding.LEADS and not self._broken:
+            hit = await self._stored(exchange, directives)  # the one before may have stored it
+        return collapsed(hit) if hit else None
 
     async def on_response(self, exchange: Exchange) -> None:
         """Collect only what is worth storing, or waited for: a success that is not compressed."""

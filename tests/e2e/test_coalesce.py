@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+import redis.asyncio as redis
 
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
@@ -106,10 +107,17 @@ class Crowd:
             else:
                 assert text == text_of(CHAT, reply.body)
             if reply.cache == "HIT":
-                expected = ("forebay; fwd=miss; collapsed", "0")
-                assert expected == (reply.headers["cache-status"], reply.headers["age"])
+                assert "forebay; fwd=miss; collapsed" == reply.headers["cache-status"]
+                assert reply.headers["age"].isdigit()
             said[reply.cache] += 1
         return said
+
+
+async def marked(server: RedisServer) -> None:
+    """Wait until one gateway has told the other that it waits for its answer."""
+    async with asyncio.timeout(60), redis.Redis.from_url(server.url) as client:
+        while not [key async for key in client.scan_iter("forebay:waits:*")]:
+            pass
 
 
 async def empty(*gateways: Gateway) -> None:
@@ -165,6 +173,7 @@ async def test_they_are_one_call_over_two_servers_as_well(
         crowd.ask(200)
         await held.arrived(1)
         await crowd.waiting(199)
+        await marked(redis_server)
         held.release()
         said = await crowd.served(held.text)
         await empty(*two)
@@ -187,6 +196,7 @@ async def test_an_answer_that_is_not_worth_keeping_is_shared_all_the_same(
         await held.arrived(1)
         crowd.ask(3, at=1, profile="")  # with the first, one less than is kept
         await crowd.waiting(3)
+        await marked(redis_server)
         held.release()
         said = await crowd.served(held.text)
         await empty(*two)

@@ -162,6 +162,21 @@ def test_what_is_kept_is_shared_and_found_afterwards() -> None:
     assert found.verdict.headers["cache-status"].startswith("forebay; hit; ")
 
 
+def test_who_leads_next_looks_first_whether_the_answer_is_there_by_now() -> None:
+    """A server that hears too late that others wait has stored it, and told nobody."""
+    desk = Desk(OFTEN)
+    first, second, third = (desk.ask() for _ in range(3))
+    there = Desk(OFTEN)
+    leader = there.ask()
+    leader.head()
+    leader.finish(reply=answer(CHAT))
+    desk.store.values.update(there.store.values)
+    first.finish(Outcome.GONE)
+    assert "forebay; fwd=miss; collapsed" == shared(second).headers["cache-status"]
+    second.finish(Outcome.ANSWERED)
+    assert 200 == shared(third).status
+
+
 def test_one_that_waits_elsewhere_is_as_good_as_one_here() -> None:
     """Another process may wait for the answer."""
     desk = Desk()
