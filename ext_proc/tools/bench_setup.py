@@ -52,6 +52,7 @@ REPLY: Final = {
     ],
     "usage": {"prompt_tokens": 300, "completion_tokens": 160, "total_tokens": 460},
 }
+MESSAGE_TIMEOUT: Final = "10s"  # a machine that stands still for a second is no error
 EVERYTHING: Final[dict[str, Any]] = {
     # All that looks at a prompt, with what the shipped profiles set; `think` would ask a model.
     **{name: {} for name in ("clean", "shape", "cache", "classify", "budget", "route")},
@@ -280,6 +281,9 @@ def _gateway(
     tree["layered_runtime"] = shipped["layered_runtime"]
     manager = _manager(tree)
     manager["tracing"] = _manager(shipped)["tracing"]
+    for http_filter in manager["http_filters"]:
+        if http_filter["name"] == "envoy.filters.http.ext_proc":
+            http_filter["typed_config"]["message_timeout"] = MESSAGE_TIMEOUT
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
     tree["node"]["metadata"]["forebay"]["profiles"]["everything"] = EVERYTHING
     faq, everything = _profile("faq"), _profile("everything")
