@@ -27,10 +27,11 @@ class Held:
     async def can_read(self) -> bool:
         return False
 
-    def pack_commands(self, commands: Any) -> Any:
-        return commands
+    @property
+    def is_connected(self) -> bool:
+        return self._reader is not None
 
-    async def send_packed_command(self, command: Any, check_health: bool) -> None:
+    async def send_packed_command(self, command: bytes, check_health: bool) -> None:
         if self.answers:
             self.theirs.send(b"x")
         loop = asyncio.get_running_loop()
