@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from filters.cache_key import SHARED, TENANT_CHARS
 from filters.cache_record import Unreadable, read_record
@@ -76,18 +77,7 @@ def describe(
     profile, tenant, _ = key.split(":")
     record = read_record(value)
     size = len(value) if stored_bytes is None else stored_bytes
-    if isinstance(record, Unreadable):
-        return Entry(
-            key=key,
-            profile=profile,
-            tenant=tenant,
-            place=place,
-            ttl_s=ttl_s,
-            stored_bytes=size,
-            compression=compression,
-            unreadable=str(record),
-        )
-    return Entry(
+    entry = Entry(
         key=key,
         profile=profile,
         tenant=tenant,
@@ -95,6 +85,11 @@ def describe(
         ttl_s=ttl_s,
         stored_bytes=size,
         compression=compression,
+    )
+    if isinstance(record, Unreadable):
+        return replace(entry, unreadable=str(record))
+    return replace(
+        entry,
         age_s=max(0.0, now_s - record.at),
         serves_s=max(0.0, record.ends - now_s),
         input_tokens=record.input_tokens,

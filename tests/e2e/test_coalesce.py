@@ -47,12 +47,6 @@ def settings(wait: str = LONG, redis: str = "", transport: str = "", rare: str =
             forebay["store"] = {"redis": {"url": redis, "timeout": PATIENT}}
         if transport:
             forebay["server"]["transport"] = transport
-        (ingress,) = (
-            one for one in tree["static_resources"]["listeners"] if one["name"] == "ingress"
-        )
-        manager = ingress["filter_chains"][0]["filters"][0]["typed_config"]
-        ext_proc = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])
-        ext_proc["typed_config"]["message_timeout"] = "20s"  # so many at once take their time
 
     return edit
 
