@@ -471,6 +471,101 @@ class NoReplicas:
         return None
 
 
+class Lease(Protocol):
+    """A place in a pool, until `release` is called, whatever became of the exchange."""
+
+    def release(self) -> None:
+        """Give the place back; returns at once, never fails, and may be called again."""
+
+
+class _Unlimited:
+    """A place where there is room for all."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+UNLIMITED: Final[Lease] = _Unlimited()
+"""The lease of every pool without limits: nobody needs to see the end of its exchanges."""
+
+
+class Limits(Protocol):
+    """Counts who is in a pool that takes only so many. Never fails."""
+
+    async def take(self, pool: str) -> Lease | None:
+        """Take a place; None when the pool is full or takes no more for the moment.
+
+        A pool without limits gives `UNLIMITED`, without waiting.
+        """
+
+
+class NoLimits:
+    """A `Limits` without any."""
+
+    async def take(self, pool: str) -> Lease | None:
+        """Let everybody in."""
+        return UNLIMITED
+
+
+class Breakers(Protocol):
+    """Keeps exchanges from pools that answer with errors. Waits for nothing, never fails."""
+
+    def watches(self, pool: str) -> bool:
+        """Tell whether the pool has a breaker; without, nobody needs to see its replies."""
+
+    def admits(self, pool: str) -> bool:
+        """Tell whether an exchange may go there: not while it is open, apart from probes.
+
+        Whoever was admitted calls `ended` in the end.
+        """
+
+    def ended(self, pool: str, *, good: bool | None) -> None:
+        """Say how an exchange that was admitted ended; None where the pool had no say in it."""
+
+
+class NoBreakers:
+    """A `Breakers` without any."""
+
+    def watches(self, pool: str) -> bool:
+        """Tell that there is none."""
+        return False
+
+    def admits(self, pool: str) -> bool:
+        """Let everybody pass."""
+        return True
+
+    def ended(self, pool: str, *, good: bool | None) -> None:
+        """Keep nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Where an exchange runs while its pool is on the way in."""
+
+    pool: str
+    """The pool that answers the client."""
+    shadow: str = ""
+    """The pool that is asked too, and compared; none if empty."""
+
+
+class Stages(Protocol):
+    """Knows which pools are on their way in, and how far. Waits for nothing, never fails."""
+
+    def choose(self, pool: str, tenant: str) -> Staged:
+        """Return where an exchange of `tenant` that is meant for `pool` runs.
+
+        Always the same pool for the same tenant, as long as the stage is the same.
+        """
+
+
+class NoStages:
+    """A `Stages` where every pool serves all that is meant for it."""
+
+    def choose(self, pool: str, tenant: str) -> Staged:
+        """Stay with the pool."""
+        return Staged(pool)
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside that a filter may ask."""
@@ -484,6 +579,9 @@ class Ports:
     models: Models
     random: Random = os.urandom
     replicas: Replicas = field(default_factory=NoReplicas)
+    limits: Limits = field(default_factory=NoLimits)
+    breakers: Breakers = field(default_factory=NoBreakers)
+    stages: Stages = field(default_factory=NoStages)
 
 
 # --- The exchange --------------------------------------------------------------------------------

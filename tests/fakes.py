@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from filters.api import Boarding, Ports
+from filters.api import UNLIMITED, Boarding, Lease, Ports, Staged
 from filters.errors import PortError
 
 T = TypeVar("T")
@@ -381,6 +381,70 @@ class FakeReplicas:
         return picked
 
 
+@dataclass(slots=True)
+class FakeLease:
+    """A place in a pool of `FakeLimits`."""
+
+    limits: FakeLimits
+    pool: str
+    released: int = 0
+    """How often `release` was called."""
+
+    def release(self) -> None:
+        self.released += 1
+        if self.released == 1:
+            self.limits.free[self.pool] += 1
+
+
+@dataclass(slots=True)
+class FakeLimits:
+    """A `Limits` with so many places in each pool; a pool that is not named has no limit."""
+
+    free: dict[str, int] = field(default_factory=dict)
+    leases: list[FakeLease] = field(default_factory=list)
+
+    async def take(self, pool: str) -> Lease | None:
+        if pool not in self.free:
+            return UNLIMITED
+        await PortWait("limits")
+        if not self.free[pool]:
+            return None
+        self.free[pool] -= 1
+        self.leases.append(FakeLease(self, pool))
+        return self.leases[-1]
+
+
+@dataclass(slots=True)
+class FakeBreakers:
+    """A `Breakers` whose breakers are open (False) or closed (True), as they are told to be."""
+
+    closed: dict[str, bool] = field(default_factory=dict)
+    ends: list[tuple[str, bool | None]] = field(default_factory=list)
+    """Pool and how it went, of every exchange that ended."""
+
+    def watches(self, pool: str) -> bool:
+        return pool in self.closed
+
+    def admits(self, pool: str) -> bool:
+        return self.closed.get(pool, True)
+
+    def ended(self, pool: str, *, good: bool | None) -> None:
+        self.ends.append((pool, good))
+
+
+@dataclass(slots=True)
+class FakeStages:
+    """A `Stages` that sends what is meant for a pool where it was told to."""
+
+    staged: dict[str, Staged] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Pool and tenant of every exchange."""
+
+    def choose(self, pool: str, tenant: str) -> Staged:
+        self.asked.append((pool, tenant))
+        return self.staged.get(pool) or Staged(pool)
+
+
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     """Return fakes of every port; `others` take the place of those of their names."""
     clock = clock or FakeClock()
@@ -394,5 +458,8 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "workers": FakeWorkers(),
         "models": FakeModels(),
         "replicas": FakeReplicas(),
+        "limits": FakeLimits(),
+        "breakers": FakeBreakers(),
+        "stages": FakeStages(),
     }
     return Ports(**ports | others)
