@@ -1,0 +1,138 @@
+"""Tell when too many of the last answers were errors, and when that is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ext_proc.adapters.breaker import BreakerState
+
+STEPS: Final = 60
+"""A window moves on in so many steps: with a minute, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a breaker opens, and how it closes."""
+
+    errors: float = 0.05
+    """More than this share of the answers in the window opens it."""
+    window_ns: int = 60 * 10**9
+    least: int = 20
+    """Of fewer answers nothing is concluded."""
+    probes: int = 3
+    """So many are let through after a rest; all of them good close it, one bad opens it again."""
+    rest_ns: int = 10 * 10**9
+
+
+class Window:
+    """How many of the answers of late were bad, in the same memory whatever their number.
+
+    Whole steps leave the window: it is up to a step shorter than it says.
+    """
+
+    __slots__ = ("_bad", "_last", "_step_ns", "_total", "bad", "total")
+
+    def __init__(self, window_ns: int) -> None:
+        self._step_ns: Final = max(1, window_ns // STEPS)
+        self._total: Final = [0] * STEPS
+        self._bad: Final = [0] * STEPS
+        self._last = 0
+        """The step that was counted in last."""
+        self.total = 0
+        self.bad = 0
+
+    def add(self, now_ns: int, *, good: bool) -> None:
+        """Count an answer."""
+        self.move(now_ns)
+        at = self._last % STEPS
+        self._total[at] += 1
+        self.total += 1
+        if not good:
+            self._bad[at] += 1
+            self.bad += 1
+
+    def move(self, now_ns: int) -> None:
+        """Forget what is too old by now."""
+        step = now_ns // self._step_ns
+        if step - self._last >= STEPS:
+            self.clear()
+        else:
+            for number in range(self._last + 1, step + 1):
+                at = number % STEPS
+                self.total -= self._total[at]
+                self.bad -= self._bad[at]
+                self._total[at] = self._bad[at] = 0
+        self._last = max(step, self._last)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._total[:] = self._bad[:] = [0] * STEPS
+        self.total = self.bad = 0
+
+
+class ErrorBreaker:
+    """Opens when the share of bad answers is too high; probes close it.
+
+    1. CLOSED: all are admitted. `least` answers in the window, over `errors` of them bad: OPEN.
+    2. OPEN: none is admitted; what ends began before, and says nothing. After `rest`: PROBING.
+    3. PROBING: `probes` are admitted, and as many again after each `rest`, should some not report.
+       `probes` good ones with no bad one among them: CLOSED, and nothing counted. A bad one: OPEN.
+    """
+
+    __slots__ = ("_good", "_left", "_until_ns", "limits", "opened", "state", "window")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits: Final = limits
+        self.window: Final = Window(limits.window_ns)
+        self.state = BreakerState.CLOSED
+        self.opened = 0
+        """How often it opened, not counting from a probe that failed."""
+        self._until_ns = 0
+        """When it rests no longer, or lets probes through again."""
+        self._left = 0
+        """How many more probes may go."""
+        self._good = 0
+
+    def admits(self, now_ns: int) -> bool:
+        """Tell whether one more may be sent there, and count it if it is a probe."""
+        if self.state is BreakerState.CLOSED:
+            return True
+        if now_ns >= self._until_ns:
+            self.state = BreakerState.PROBING
+            self._left = self.limits.probes
+            self._until_ns = now_ns + self.limits.rest_ns
+        if self.state is BreakerState.OPEN or not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def ended(self, now_ns: int, *, good: bool | None) -> None:
+        """Count how one ended; None: it says nothing, and a probe's place is free again."""
+        match self.state:
+            case BreakerState.OPEN:
+                return
+            case BreakerState.PROBING:
+                self._probed(now_ns, good=good)
+            case BreakerState.CLOSED if good is not None:
+                window, limits = self.window, self.limits
+                window.add(now_ns, good=good)
+                if window.total >= limits.least and window.bad > limits.errors * window.total:
+                    self.opened += 1
+                    self._open(now_ns)
+
+    def _probed(self, now_ns: int, *, good: bool | None) -> None:
+        if good is None:
+            self._left = min(self._left + 1, self.limits.probes)
+        elif not good:
+            self._open(now_ns)
+        else:
+            self._good += 1
+            if self._good >= self.limits.probes:
+                self.state = BreakerState.CLOSED
+                self.window.clear()
+
+    def _open(self, now_ns: int) -> None:
+        self.state = BreakerState.OPEN
+        self._until_ns = now_ns + self.limits.rest_ns
+        self._good = 0

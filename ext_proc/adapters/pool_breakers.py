@@ -1,0 +1,80 @@
+"""Keep exchanges from a pool that answers with errors, and let some find out when that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ext_proc.adapters.breaker import BreakerState
+from ext_proc.adapters.error_breaker import ErrorBreaker, Limits
+from filters.api import Clock
+
+
+class Log(Protocol):
+    """Where it is said that a breaker opened, and that it closed."""
+
+    def warning(self, event: str, **fields: object) -> object:
+        """Write a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A breaker at one moment, for metrics."""
+
+    state: BreakerState
+    opened: int
+    total: int
+    """Answers of the last minute, or whatever its window is."""
+    bad: int
+
+
+class PoolBreakers:
+    """A `filters.api.Breakers`, of this process alone: gateways find out for themselves."""
+
+    def __init__(self, clock: Clock, log: Log) -> None:
+        """Know no pool yet."""
+        self._clock: Final = clock
+        self._log: Final = log
+        self._breakers: Final[dict[str, ErrorBreaker]] = {}
+
+    def follow(self, pools: Mapping[str, Limits]) -> None:
+        """Watch these pools from now on; a breaker whose limits stay the same stays as it is."""
+        for name in self._breakers.keys() - pools.keys():
+            del self._breakers[name]
+        for name, limits in pools.items():
+            breaker = self._breakers.get(name)
+            if breaker is None or breaker.limits != limits:
+                self._breakers[name] = ErrorBreaker(limits)
+
+    def watches(self, pool: str) -> bool:
+        """See `filters.api.Breakers`."""
+        return pool in self._breakers
+
+    def admits(self, pool: str) -> bool:
+        """See `filters.api.Breakers`."""
+        breaker = self._breakers.get(pool)
+        return breaker is None or breaker.admits(self._clock.monotonic_ns())
+
+    def ended(self, pool: str, *, good: bool | None) -> None:
+        """See `filters.api.Breakers`."""
+        breaker = self._breakers.get(pool)
+        if breaker is None:
+            return
+        opened, before = breaker.opened, breaker.state
+        breaker.ended(self._clock.monotonic_ns(), good=good)
+        if breaker.opened != opened:
+            window = breaker.window
+            self._log.warning("breaker opened", pool=pool, answers=window.total, errors=window.bad)
+        elif breaker.state is BreakerState.CLOSED and before is BreakerState.PROBING:
+            self._log.warning("breaker closed", pool=pool)
+
+    def figures(self) -> Mapping[str, Figures]:
+        """Return how each pool's breaker is."""
+        now_ns = self._clock.monotonic_ns()
+        for breaker in self._breakers.values():
+            breaker.window.move(now_ns)
+        return {
+            name: Figures(one.state, one.opened, one.window.total, one.window.bad)
+            for name, one in self._breakers.items()
+        }

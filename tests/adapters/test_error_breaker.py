@@ -1,0 +1,209 @@
+"""The breaker of a pool counts errors as a list of all answers would, and closes by probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ext_proc.adapters.breaker import BreakerState
+from ext_proc.adapters.error_breaker import STEPS, ErrorBreaker, Limits, Window
+
+SECOND = 10**9
+LIMITS = Limits()
+REST = LIMITS.rest_ns
+
+
+def opened(limits: Limits = LIMITS) -> ErrorBreaker:
+    """Return a breaker that opened at 0 and may be probed after a rest."""
+    breaker = ErrorBreaker(limits)
+    for _ in range(limits.least):
+        breaker.ended(0, good=False)
+    return breaker
+
+
+def told(breaker: ErrorBreaker, now_ns: int, *ends: bool | None) -> BreakerState:
+    """Let one exchange after the other go there and end so; return the state after that."""
+    for good in ends:
+        assert breaker.admits(now_ns)
+        breaker.ended(now_ns, good=good)
+    return breaker.state
+
+
+def test_a_pool_without_a_good_answer_opens_it_at_the_least_number() -> None:
+    """Nineteen errors say nothing yet; with the twentieth no more are admitted."""
+    breaker = ErrorBreaker(LIMITS)
+    assert BreakerState.CLOSED is told(breaker, 0, *[False] * 19)
+    assert BreakerState.OPEN is told(breaker, 0, False)
+    assert not breaker.admits(REST - 1)
+
+
+@pytest.mark.parametrize(("errors", "state"), [(5, BreakerState.CLOSED), (6, BreakerState.OPEN)])
+def test_only_more_than_the_share_opens_it(errors: int, state: BreakerState) -> None:
+    """Five of a hundred are 5 %, and not over it."""
+    assert state is told(ErrorBreaker(LIMITS), 0, *[True] * 95, *[False] * errors)
+
+
+def test_a_good_answer_may_complete_the_number() -> None:
+    """One error in ten answers of twenty: the twentieth is good, and opens it."""
+    ends = [False, False, *[True] * 17]
+    breaker = ErrorBreaker(LIMITS)
+    assert BreakerState.CLOSED is told(breaker, 0, *ends)
+    assert BreakerState.OPEN is told(breaker, 0, True)
+
+
+def test_errors_leave_the_window() -> None:
+    """Nineteen errors a minute ago and one by now are one."""
+    breaker = ErrorBreaker(LIMITS)
+    told(breaker, 0, *[False] * 19)
+    assert BreakerState.CLOSED is told(breaker, 60 * SECOND, False)
+    assert (1, 1) == (breaker.window.total, breaker.window.bad)
+
+
+def test_an_end_that_says_nothing_is_not_counted() -> None:
+    """Clients who left say nothing of the pool."""
+    breaker = ErrorBreaker(LIMITS)
+    told(breaker, 0, *[None] * 100, *[False] * 19)
+    assert BreakerState.CLOSED is breaker.state
+
+
+def test_what_ends_while_it_is_open_says_nothing() -> None:
+    """It began before; a good end does not close, and a bad one does not prolong."""
+    breaker = opened()
+    breaker.ended(REST - 1, good=True)
+    breaker.ended(REST - 1, good=False)
+    assert [False, True] == [breaker.admits(now) for now in (REST - 1, REST)]
+
+
+def test_after_the_rest_a_few_probes_go_there() -> None:
+    """No more than that until they report."""
+    breaker = opened()
+    assert [True] * 3 + [False] * 2 == [breaker.admits(REST) for _ in range(5)]
+    assert BreakerState.PROBING is breaker.state
+
+
+def test_good_probes_close_it_and_nothing_is_counted() -> None:
+    """All of them; the errors before are forgotten."""
+    breaker = opened()
+    assert BreakerState.PROBING is told(breaker, REST, True, True)
+    assert BreakerState.CLOSED is told(breaker, REST, True)
+    assert (0, 0) == (breaker.window.total, breaker.window.bad)
+    assert BreakerState.CLOSED is told(breaker, REST, *[False] * 19)
+
+
+def test_a_bad_probe_opens_it_for_another_rest() -> None:
+    """Good ones before it do not help; that is no other opening."""
+    breaker = opened()
+    assert BreakerState.OPEN is told(breaker, REST, True, True, False)
+    assert not breaker.admits(2 * REST - 1)
+    assert BreakerState.CLOSED is told(breaker, 2 * REST, None, True, True, True)
+    assert 1 == breaker.opened
+
+
+def test_probes_that_do_not_report_are_followed_by_others() -> None:
+    """Three answers that last long do not keep it from closing."""
+    breaker = opened()
+    for _ in range(3):
+        breaker.admits(REST)
+    assert [False, True] == [breaker.admits(now) for now in (2 * REST - 1, 2 * REST)]
+
+
+def test_a_probe_that_says_nothing_gives_its_place_to_another() -> None:
+    """Its client left."""
+    breaker = opened()
+    for _ in range(3):
+        breaker.admits(REST)
+    breaker.ended(REST, good=None)
+    assert [True, False] == [breaker.admits(REST) for _ in range(2)]
+
+
+@dataclass
+class Listed:
+    """A window that keeps every answer."""
+
+    window_ns: int
+    answers: list[tuple[int, bool]] = field(default_factory=list)
+
+    def counted(self, now_ns: int) -> tuple[int, int]:
+        step_ns = max(1, self.window_ns // STEPS)
+        last = now_ns // step_ns
+        kept = [good for at_ns, good in self.answers if at_ns // step_ns > last - STEPS]
+        return len(kept), kept.count(False)
+
+
+GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2 * STEPS * 7), st.integers(0, 100 * STEPS * 7))
+
+
+@given(st.integers(1, STEPS * 7), st.lists(st.tuples(GAPS, st.booleans()), max_size=60))
+def test_a_window_counts_what_a_list_would(window_ns: int, ends: list[tuple[int, bool]]) -> None:
+    """Whatever the gaps between the answers."""
+    window, listed, now_ns = Window(window_ns), Listed(window_ns), 0
+    for gap_ns, good in ends:
+        now_ns += gap_ns
+        window.move(now_ns)
+        assert listed.counted(now_ns) == (window.total, window.bad)
+        window.add(now_ns, good=good)
+        listed.answers.append((now_ns, good))
+        assert listed.counted(now_ns) == (window.total, window.bad)
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """A breaker beside the rules as they are told, over lists of everything."""
+
+    LIMITS = Limits(errors=0.25, window_ns=STEPS, least=4, probes=2, rest_ns=10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+        self.breaker = ErrorBreaker(self.LIMITS)
+        self.listed = Listed(self.LIMITS.window_ns)
+        self.state = BreakerState.CLOSED
+        self.until_ns = self.places = self.good = 0
+
+    @rule(gap_ns=st.integers(0, 12))
+    def wait(self, gap_ns: int) -> None:
+        self.now_ns += gap_ns
+
+    @rule()
+    def ask(self) -> None:
+        admitted = self.state is BreakerState.CLOSED
+        if not admitted and self.now_ns >= self.until_ns:
+            self.state, self.places = BreakerState.PROBING, self.LIMITS.probes
+            self.until_ns = self.now_ns + self.LIMITS.rest_ns
+        if self.state is BreakerState.PROBING and self.places:
+            self.places -= 1
+            admitted = True
+        assert admitted == self.breaker.admits(self.now_ns)
+
+    @rule(good=st.sampled_from([True, False, False, None]))
+    def end(self, good: bool | None) -> None:
+        limits = self.LIMITS
+        if self.state is BreakerState.CLOSED and good is not None:
+            self.listed.answers.append((self.now_ns, good))
+            total, bad = self.listed.counted(self.now_ns)
+            if total >= limits.least and bad / total > limits.errors:
+                self.open()
+        elif self.state is BreakerState.PROBING and good is None:
+            self.places = min(self.places + 1, limits.probes)
+        elif self.state is BreakerState.PROBING and not good:
+            self.open()
+        elif self.state is BreakerState.PROBING:
+            self.good += 1
+            if self.good == limits.probes:
+                self.state, self.listed = BreakerState.CLOSED, replace(self.listed, answers=[])
+        self.breaker.ended(self.now_ns, good=good)
+
+    def open(self) -> None:
+        self.state, self.good = BreakerState.OPEN, 0
+        self.until_ns = self.now_ns + self.LIMITS.rest_ns
+
+    @invariant()
+    def same(self) -> None:
+        assert self.state is self.breaker.state
+
+
+TestAnyTraffic = AnyTraffic.TestCase
+TestAnyTraffic.settings = settings(max_examples=60, stateful_step_count=60)
