@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 _LENGTH_DELIMITED: Final = 2
+_EIGHT_BYTES: Final = 1
 _VARINT: Final = 0
 
 
@@ -18,7 +19,12 @@ def tag(message: Any, field: str) -> bytes:
     """Return the tag of a field of a generated message class; raise `KeyError` without one."""
     descriptor = message.DESCRIPTOR.fields_by_name[field]
     texts = (descriptor.TYPE_MESSAGE, descriptor.TYPE_STRING, descriptor.TYPE_BYTES)
-    kind = _LENGTH_DELIMITED if descriptor.type in texts else _VARINT
+    eights = (descriptor.TYPE_DOUBLE, descriptor.TYPE_FIXED64)
+    kind = _VARINT
+    if descriptor.type in texts:
+        kind = _LENGTH_DELIMITED
+    elif descriptor.type in eights:
+        kind = _EIGHT_BYTES
     return varint(descriptor.number << 3 | kind)
 
 
