@@ -538,6 +538,25 @@ class NoBreakers:
         """Keep nothing."""
 
 
+class Step(enum.StrEnum):
+    """How far a pool is on its way in, in the stead of another."""
+
+    SHADOW = "shadow"
+    """It is asked what the other one was, and nobody gets its answers."""
+    CANARY = "canary"
+    """It serves a share of the tenants."""
+    FULL = "full"
+    """It serves all."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A pool that is compared with the one whose place it is to take."""
+
+    old: str
+    new: str
+    step: Step
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """Where an exchange runs while its pool is on the way in."""
@@ -546,6 +565,47 @@ class Staged:
     """The pool that answers the client."""
     shadow: str = ""
     """The pool that is asked too, and compared; none if empty."""
+    trial: Trial | None = None
+    """What its answer is evidence for; None: nobody need look at it."""
+
+
+class Ending(enum.StrEnum):
+    """How a pool dealt with a request."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    """By a status of 4xx: the request's own fault."""
+    FAILED = "failed"
+    """A status of 429 or 5xx, no answer at all, or not the whole of it."""
+    LATE = "late"
+    """It did not end in time."""
+    LEFT = "left"
+    """The client did not wait for its end."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What is compared of an answer. Its text is for that alone: it is neither kept nor shown."""
+
+    ending: Ending
+    took_ns: int
+    """From the request's leaving to its end."""
+    first_ns: int = 0
+    """To the first piece of a streamed answer; 0 where it did not come as a stream."""
+    text: str = ""
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request to be asked once more, of another pool."""
+
+    dialect: Dialect
+    prompt: Prompt
+    path: str
+    headers: Mapping[str, str]
+    """What goes upstream, credentials included."""
+    body: bytes
+    traceparent: str = ""
 
 
 class Stages(Protocol):
@@ -557,6 +617,15 @@ class Stages(Protocol):
         Always the same pool for the same tenant, as long as the stage is the same.
         """
 
+    def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
+        """Take the answer of an exchange whose `staged` has a trial; returns at once.
+
+        `question` is for the shadow, if there is one and it may be asked.
+        """
+
+    def skipped(self, staged: Staged, why: str) -> None:
+        """Say that an exchange with a trial is no evidence; `why` is one of a few words."""
+
 
 class NoStages:
     """A `Stages` where every pool serves all that is meant for it."""
@@ -564,6 +633,12 @@ class NoStages:
     def choose(self, pool: str, tenant: str) -> Staged:
         """Stay with the pool."""
         return Staged(pool)
+
+    def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
+        """Compare nothing."""
+
+    def skipped(self, staged: Staged, why: str) -> None:
+        """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -695,6 +770,8 @@ class Exchange:
     """What was taken out of the prompt, in the order it went."""
     task: Task | None = None
     """What is asked for; None when no filter looked."""
+    staged: Staged | None = None
+    """Where `Ports.stages` put it; None when no filter asked."""
     reply_head: ReplyHead | None = None
     traceparent: str = ""
     """W3C header of the proxy's span: what a port asks for this exchange is traced under it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from filters.api import UNLIMITED, Boarding, Lease, Ports, Staged
+from filters.api import UNLIMITED, Boarding, Heard, Lease, Ports, Question, Staged
 from filters.errors import PortError
 
 T = TypeVar("T")
@@ -439,10 +439,18 @@ class FakeStages:
     staged: dict[str, Staged] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Pool and tenant of every exchange."""
+    told: list[tuple[Staged, Heard, Question | None]] = field(default_factory=list)
+    skips: list[str] = field(default_factory=list)
 
     def choose(self, pool: str, tenant: str) -> Staged:
         self.asked.append((pool, tenant))
         return self.staged.get(pool) or Staged(pool)
+
+    def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
+        self.told.append((staged, heard, question))
+
+    def skipped(self, staged: Staged, why: str) -> None:
+        self.skips.append(why)
 
 
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
