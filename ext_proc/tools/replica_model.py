@@ -17,7 +17,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 BLOCK_TOKENS: Final = 64  # four blocks of vLLM's: only whole ones are shared
 
@@ -42,6 +42,8 @@ class Hardware:
     """Most requests at once."""
     cache_tokens: int = 131_072
     """Tokens that the memory for keys and values holds."""
+    block_tokens: int = BLOCK_TOKENS
+    """Tokens of a block."""
 
     def prefill(self, position: int, tokens: int) -> float:
         """Return the seconds for so many tokens of a prompt from `position` on."""
@@ -73,17 +75,26 @@ class Work:
         self.reserved = 0
         """Blocks of memory that it holds under no name yet."""
 
-    @property
-    def prompt_blocks(self) -> Sequence[int]:
-        """The names of the prompt's whole blocks."""
-        return self.chain[: self.prompt_tokens // BLOCK_TOKENS]
+
+class BlockWatch(Protocol):
+    """Who is told which blocks can be found at a replica."""
+
+    def stored(self, work: Work, first: int, end: int) -> None:
+        """Know that blocks of a request's chain, from `first` to before `end`, are there anew."""
+
+    def removed(self, blocks: Sequence[int]) -> None:
+        """Know that blocks are gone."""
+
+    def cleared(self) -> None:
+        """Know that all are."""
 
 
 class BlockCache:
     """The memory for keys and values: blocks in use, and those that may be used again."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, watch: BlockWatch | None = None) -> None:
         self.blocks: Final = blocks
+        self._watch: Final = watch
         self._used: Final[Counter[int]] = Counter()
         self._free: Final[OrderedDict[int, None]] = OrderedDict()
         self._unnamed = 0
@@ -114,9 +125,11 @@ class BlockCache:
             self._used[block] += 1
         self._unnamed += blocks
         over = len(self._used) + len(self._free) + self._unnamed - self.blocks
-        for _ in range(over):
-            self._free.popitem(last=False)
-        self.evicted += max(0, over)
+        if over > 0:
+            gone = [self._free.popitem(last=False)[0] for _ in range(over)]
+            self.evicted += over
+            if self._watch is not None:
+                self._watch.removed(gone)
         return True
 
     def name(self, blocks: Sequence[int]) -> int:
@@ -142,6 +155,8 @@ class BlockCache:
         self._used.clear()
         self._free.clear()
         self._unnamed = 0
+        if self._watch is not None:
+            self._watch.cleared()
 
 
 class Engine:
@@ -151,9 +166,10 @@ class Engine:
     `cut` ends it at the step in which a request arrives.
     """
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, watch: BlockWatch | None = None) -> None:
         self.hardware: Final = hardware
-        self.cache: Final = BlockCache(hardware.cache_tokens // BLOCK_TOKENS)
+        self.cache: Final = BlockCache(hardware.cache_tokens // hardware.block_tokens, watch)
+        self._watch: Final = watch
         self.waiting: Final[deque[Work]] = deque()
         self.running: Final[list[Work]] = []
         self.busy_s = 0.0
@@ -192,6 +208,10 @@ class Engine:
     def load(self) -> int:
         """Requests that wait or run."""
         return len(self.waiting) + len(self.running)
+
+    def prompt_blocks(self, work: Work) -> Sequence[int]:
+        """Return the names of the whole blocks of a request's prompt."""
+        return work.chain[: work.prompt_tokens // self.hardware.block_tokens]
 
     def arrive(self, work: Work, now_s: float) -> None:
         """Take a request."""
@@ -275,8 +295,21 @@ class Engine:
 
     def _name(self, work: Work, blocks: int) -> None:
         """Let others find so many blocks of a request."""
+        if self._watch is not None:
+            self._tell(self._watch, work, blocks)
         work.reserved -= self.cache.name(work.chain[work.named : blocks])
         work.named = max(work.named, blocks)
+
+    def _tell(self, watch: BlockWatch, work: Work, blocks: int) -> None:
+        """Tell which of them nobody could find so far."""
+        first = work.named
+        for index in range(work.named, min(blocks, len(work.chain))):
+            if work.chain[index] in self.cache:
+                if first < index:
+                    watch.stored(work, first, index)
+                first = index + 1
+        if first < min(blocks, len(work.chain)):
+            watch.stored(work, first, min(blocks, len(work.chain)))
 
     def _release(self, work: Work) -> None:
         self.cache.release(work.chain[: work.named], work.reserved)
@@ -285,18 +318,19 @@ class Engine:
     def _plan_chunk(self, work: Work, room: int, seconds: float) -> tuple[int, float]:
         tokens = min(room, work.prompt_tokens - work.computed)
         self._chunks.append((work, tokens))
-        self._name(work, min(len(work.prompt_blocks), (work.computed + tokens) // BLOCK_TOKENS))
+        whole = (work.computed + tokens) // self.hardware.block_tokens
+        self._name(work, min(len(self.prompt_blocks(work)), whole))
         return room - tokens, seconds + self.hardware.prefill(work.computed, tokens)
 
     def _admit(self, work: Work) -> bool:
         """Give a request its memory, if there is enough."""
-        blocks = work.prompt_blocks
+        blocks, block_tokens = self.prompt_blocks(work), self.hardware.block_tokens
         held = self.cache.held(blocks)
-        if held * BLOCK_TOKENS >= work.prompt_tokens:
+        if held * block_tokens >= work.prompt_tokens:
             held -= 1  # the last token is always computed: the first answer comes of it
-        needed = -(-(work.prompt_tokens + work.answer_tokens) // BLOCK_TOKENS) - held
+        needed = -(-(work.prompt_tokens + work.answer_tokens) // block_tokens) - held
         if not self.cache.reserve(blocks[:held], needed):
             return False
         work.reserved, work.named = needed, held
-        work.cached = work.computed = held * BLOCK_TOKENS
+        work.cached = work.computed = held * block_tokens
         return True

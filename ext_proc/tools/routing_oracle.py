@@ -45,12 +45,12 @@ class Oracle:
         for one in engine.running:
             done = one.computed + planned.get(id(one), 0)
             if done < one.prompt_tokens:
-                soon.update(one.prompt_blocks[one.named :])
+                soon.update(engine.prompt_blocks(one)[one.named :])
                 tokens += one.prompt_tokens - done
                 ahead_s += hardware.prefill(done, one.prompt_tokens - done)
         for one in engine.waiting:
             there = _held(engine, soon, one)
-            soon.update(one.prompt_blocks[there // BLOCK_TOKENS :])
+            soon.update(engine.prompt_blocks(one)[there // BLOCK_TOKENS :])
             tokens += one.prompt_tokens - there
             ahead_s += hardware.prefill(there, one.prompt_tokens - there)
         there = _held(engine, soon, work)
@@ -62,7 +62,7 @@ class Oracle:
 
 def _held(engine: Engine, soon: set[int], work: Work) -> int:
     """Return how many tokens of a prompt the engine holds, or will once `soon` is computed."""
-    blocks, cache = work.prompt_blocks, engine.cache
+    blocks, cache = engine.prompt_blocks(work), engine.cache
     low, high = 0, min(len(blocks), (work.prompt_tokens - 1) // BLOCK_TOKENS)
     while low < high:  # who holds a block holds all before it
         middle = (low + high) // 2
