@@ -16,6 +16,7 @@ import msgspec
 
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
+from filters.pools import NO_POOLS, Pools
 
 T = TypeVar("T")
 
@@ -667,6 +668,8 @@ class Quality(enum.StrEnum):
 
     FULL = "FULL"
     BEST_EFFORT = "BEST_EFFORT"
+    pools: Pools = NO_POOLS
+    """What the settings say of pools; replaced with them."""
 
 
 class Need(enum.IntFlag):
@@ -768,6 +771,8 @@ class Exchange:
     notes: dict[str, Note] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     """What was taken out of the prompt, in the order it went."""
+    shadow: str = ""
+    """Name of the pool that is asked too, and only compared; none if empty."""
     task: Task | None = None
     """What is asked for; None when no filter looked."""
     staged: Staged | None = None
