@@ -34,7 +34,7 @@ from ext_proc.settings_reader import (
 )
 from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, found, read_yaml
 from filters import BUILT_IN
-from filters.api import Config, Filter, Quality
+from filters.api import Config, Filter, Quality, Step
 from filters.errors import ConfigError
 from filters.units import Duration, PoolName, Size, SomeSize, SomeTime
 
@@ -240,6 +240,21 @@ class PickSettings(_Block, frozen=True):
             raise ConfigError("prefix", "expected prefix, queue or kv above 0, got none")
 
 
+class StageSettings(_Block, frozen=True):
+    """How far another pool is on its way into this one's place."""
+
+    step: Step
+    """`shadow`: it is asked too, unheard; `canary`: it serves a share; `full`: it serves all."""
+    pool: PoolName
+    """The one that comes in."""
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    """Of the requests that are asked twice, or of the tenants that it serves."""
+    deadline: SomeTime = Duration("60s")
+    """How long a shadow may take to answer."""
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+    """Shadows under way; what comes meanwhile is not asked twice."""
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -249,6 +264,8 @@ class PoolSettings(_Block, frozen=True):
     """What its answers are worth."""
     replicas: PickSettings | None = None
     """How the filter `pick` chooses among them; None: the proxy chooses."""
+    stage: StageSettings | None = None
+    """A pool on its way into this one's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,12 +477,26 @@ class _BlockReader:
         if isinstance(pools, Invalid):
             # Their names are still good to check others by; a null setting stands in.
             return {name: PoolSettings(cluster=name) for name in value}
+        self._check_stages(pools, place)
         if self.place == ("forebay",):
             for name, pool in pools.items():
                 if pool.replicas is not None:
                     message = "expected Envoy's clusters in this file, which name them, got none"
                     self.reader.wrong((*place, name, "replicas"), message)
         return dict(pools)
+
+    def _check_stages(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
+        for name, pool in pools.items():
+            if pool.stage is None:
+                continue
+            where = (*place, name, "stage", "pool")
+            comes = pool.stage.pool
+            others = [other for other in pools if other != name]
+            if comes not in others:
+                self.reader.wrong(where, not_among("another pool", comes, others))
+            elif pools[comes].stage is not None:
+                message = f"expected a pool without a stage of its own, got {found(comes)}"
+                self.reader.wrong(where, message)
 
     def _members(self, pools: Mapping[str, PoolSettings]) -> dict[str, PoolMembers]:
         """Return who belongs to pools: whom Envoy's clusters name."""

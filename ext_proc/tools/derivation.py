@@ -137,6 +137,7 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
     if local.upstream is not None:
         for pool in block.get("pools", {}).values():
             pool.pop("quality", None)  # one server serves them all: none is less than another
+            pool.pop("stage", None)  # and to ask it twice would be paid twice
             pool.pop("replicas", None)  # nor is it asked for figures: it may be somebody else's
         for route in (*_routes(tree), *_routes(tree, EGRESS)):
             _send_to(route, clusters, local.upstream)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -133,7 +133,7 @@ def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     reached: set[str] = set()
     for profile in picking:
         pools = {profile.pool, *_pools_of(profile)}
-        reached |= pools
+        reached |= pools | _coming_in(pools, settings)
         # An inherited filter is the base's to say.
         place = _block(seen).get("profiles", profile.name, PickFilter.name)
         if place and all(settings.pools[name].replicas is None for name in pools):
@@ -167,6 +167,21 @@ def _reads_picks(source: Part) -> bool:
 
 def _pools_of(profile: ProfileSettings) -> list[str]:
     return [name for _, config in profile.filters for name in pools_in(config)]
+
+
+def _coming_in(pools: Collection[str], settings: Settings) -> set[str]:
+    """Return the pools on their way into the place of some of these."""
+    stages = (settings.pools[name].stage for name in pools)
+    return {stage.pool for stage in stages if stage is not None}
+
+
+def _is_staged(profile: ProfileSettings, settings: Settings) -> bool:
+    """Tell whether an exchange may go to a pool on its way in.
+
+    While it is a shadow as well: Envoy does not learn of the next step.
+    """
+    pools = {profile.pool, *_pools_of(profile)}
+    return bool(profile.filters and _coming_in(pools, settings))
 
 
 def _profiles_have_routes(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -420,7 +435,7 @@ def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             cluster = settings.pools[profile.pool].cluster
             if cluster in seen.clusters:  # else the pool is wrong, and every route would be
                 yield from _good_plain(route, cluster, profile)
-            if _chooses_pool(profile):
+            if _chooses_pool(profile) or _is_staged(profile, settings):
                 yield from _chosen_before(gateway, index)
 
 
@@ -521,6 +536,8 @@ def _egress_is_there(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         for kind, config in profile.filters
         if clusters_in(config)
     ]
+    shadowed = [f"pools.{name}.stage" for name, pool in settings.pools.items() if pool.stage]
+    asking += shadowed
     if not asking:
         return
     egress = parse_listen(settings.server.egress)
@@ -538,6 +555,21 @@ def _egress_is_there(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         yield place.problem("static_resources.listeners", message)
     for listener in found_here:
         yield from _good_egress(listener)
+        if shadowed:
+            yield from _egress_takes_all(listener, shadowed[0])
+
+
+def _egress_takes_all(listener: Listener, who: str) -> Iterator[Problem]:
+    """Look for a route that takes whatever clients ask: a shadow is asked the same."""
+    routes = [
+        (path, levels[-1])
+        for path, levels in listener.routes()
+        if levels[-1].get("route", "cluster_header").text == CLUSTER_HEADER
+    ]
+    if routes and all(part.get("match", "prefix").text != "/" for _, part in routes):
+        path, part = routes[-1]
+        message = f'expected prefix "/", for {who} asks what clients ask, got another match'
+        yield part.get("match").problem(f"{path}.match", message)
 
 
 def _egress_is_private(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
