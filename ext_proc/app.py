@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.layered_store import LayeredStore
+from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
@@ -42,6 +44,7 @@ from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile
 from ext_proc.settings_reader import pools_in
 from ext_proc.telemetry import Telemetry
+from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Handler, Server
@@ -109,6 +112,7 @@ async def running(
     models = LocalModels(clock)
     replicas = FollowedReplicas(clock, telemetry.log)
     telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
+    limits = open_limits(redis, clock, telemetry)
     ports = Ports(
         store=store,
         flights=flights,
@@ -118,6 +122,7 @@ async def running(
         workers=workers,
         models=models,
         replicas=replicas,
+        limits=limits,
     )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
@@ -131,6 +136,7 @@ async def running(
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
         replicas.follow(replicas_of(changed))
+        limits.follow(limits_of(changed))
         show_caches(changed, telemetry)
         if counts_tokens(changed):
             tokens.load()
@@ -148,11 +154,13 @@ async def running(
         closing.push_async_callback(telemetry.close)
         closing.push_async_callback(store.close)
         closing.push_async_callback(flights.close)
+        closing.push_async_callback(limits.close)
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
         closing.callback(models.close)
         closing.push_async_callback(replicas.close)
         replicas.follow(replicas_of(settings))
+        limits.follow(limits_of(settings))
         telemetry.read(
             "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
         )
@@ -297,6 +305,20 @@ def open_flights(redis: RedisClient | None, telemetry: Telemetry) -> LocalFlight
     return flights
 
 
+def open_limits(redis: RedisClient | None, clock: Clock, telemetry: Telemetry) -> LocalLimits:
+    """Return what counts who is in a pool, over all replicas if they share a Redis.
+
+    It is closed before `redis` is.
+    """
+    limits = LocalLimits(clock)
+    if redis is not None:
+        from ext_proc.adapters.redis_limits import RedisLimits  # 0.1 s that not all need
+
+        limits = RedisLimits(redis, clock, name=secrets.token_hex(8).encode())
+    telemetry.metrics.registry.register(LimitMetrics(limits.figures))
+    return limits
+
+
 def open_workers(telemetry: Telemetry) -> WorkerPool:
     """Return the processes for heavy work; they start when they are first needed."""
     workers = WorkerPool()
@@ -358,6 +380,24 @@ def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
         for name, pool in settings.pools.items()
         if (how := pool.replicas) is not None
     }
+
+
+def limits_of(settings: Settings) -> dict[str, PoolLimits]:
+    """Return the limits of the pools that have some."""
+    return {
+        name: PoolLimits(
+            how.concurrent,
+            how.rate or 0.0,
+            how.burst or max(1, math.ceil(how.rate or 0.0)),
+        )
+        for name, pool in settings.pools.items()
+        if (how := pool.limits) is not None
+    }
+
+
+def bound_of(full: FullSettings | None) -> Bound | None:
+    """Return when replicas have all that they may, if that is set."""
+    return None if full is None else Bound(full.queue, full.kv, full.retry_after)
 
 
 def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:

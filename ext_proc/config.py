@@ -255,6 +255,21 @@ class StageSettings(_Block, frozen=True):
     """Shadows under way; what comes meanwhile is not asked twice."""
 
 
+class LimitSettings(_Block, frozen=True):
+    """How much a pool takes, of all gateways that share a Redis; what is over goes elsewhere."""
+
+    concurrent: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 32
+    """Exchanges at once."""
+    rate: Annotated[float, msgspec.Meta(ge=0.01, le=100_000)] | None = None
+    """Exchanges in a second, in the long run; None: as many as come."""
+    burst: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    """Exchanges that may come at the same moment after a pause; None: those of one second."""
+
+    def __post_init__(self) -> None:
+        if self.burst is not None and self.rate is None:
+            raise ConfigError("burst", "expected `rate` beside `burst`, got burst only")
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -264,6 +279,8 @@ class PoolSettings(_Block, frozen=True):
     """What its answers are worth."""
     replicas: PickSettings | None = None
     """How the filter `pick` chooses among them; None: the proxy chooses."""
+    limits: LimitSettings | None = None
+    """How much it takes; None: all that comes."""
     stage: StageSettings | None = None
     """A pool on its way into this one's place."""
 

@@ -398,15 +398,20 @@ class FakeLease:
 
 @dataclass(slots=True)
 class FakeLimits:
-    """A `Limits` with so many places in each pool; a pool that is not named has no limit."""
+    """A `Limits` with so many places in each pool; a pool that is not named has no limit.
+
+    `looping` lets it run under an event loop.
+    """
 
     free: dict[str, int] = field(default_factory=dict)
+    looping: bool = False
     leases: list[FakeLease] = field(default_factory=list)
 
     async def take(self, pool: str) -> Lease | None:
         if pool not in self.free:
             return UNLIMITED
-        await PortWait("limits")
+        if not self.looping:
+            await PortWait("limits")
         if not self.free[pool]:
             return None
         self.free[pool] -= 1
