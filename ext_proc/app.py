@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
@@ -22,13 +23,15 @@ from ext_proc.adapters.layered_store import LayeredStore
 from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
-from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
+from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.cache_desk import CacheDesk
 from ext_proc.config import (
+    FullSettings,
+    PoolSettings,
     ProfileSettings,
     RedisSettings,
     ServerSettings,
@@ -39,22 +42,23 @@ from ext_proc.config import (
     load,
     parse_host_port,
     parse_listen,
+    pools_of,
 )
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile
-from ext_proc.settings_reader import pools_in
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Handler, Server
-from filters.api import Clock, Ports, Store
+from filters.api import Clock, Ports, Quality, Store
 from filters.cache import CacheFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
+from filters.pools import NO_POOLS, Offer, Pools
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -355,13 +359,52 @@ def counts_tokens(settings: Settings) -> bool:
 def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
     """Return what exchanges share under these settings."""
     pools = {name: Pool(name, pool.cluster, pool.quality) for name, pool in settings.pools.items()}
+    ports = replace(ports, pools=offers_of(settings))
     profiles = {
         name: Profile(
-            name, pools[profile.pool], Pipeline(profile.filters, ports), shaped_by(profile, pools)
+            name,
+            pools[profile.pool],
+            Pipeline(profile.filters, ports),
+            shaped_by(profile, settings.pools),
         )
         for name, profile in settings.profiles.items()
     }
-    return Gateway(profiles, pools, settings.tenant.header, observer, ports.clock)
+    return Gateway(
+        profiles,
+        pools,
+        settings.tenant.header,
+        observer,
+        ports.clock,
+        picker=settings.picker.profile,
+        most_body_bytes=settings.server.max_message,
+    )
+
+
+def offers_of(settings: Settings) -> Pools:
+    """Return what the pools take and cost; `NO_POOLS` where no setting says anything of it."""
+    if not any(
+        pool.context or pool.price or pool.serves or pool.fallback
+        for pool in settings.pools.values()
+    ):
+        return NO_POOLS
+    return Pools(_offer(name, pool) for name, pool in settings.pools.items())
+
+
+def _offer(name: str, pool: PoolSettings) -> Offer:
+    serves, price = pool.serves, pool.price
+    tokens = serves.tokens if serves else None
+    return Offer(
+        name=name,
+        best_effort=pool.quality is Quality.BEST_EFFORT,
+        context=pool.context or 0,
+        input_price=price.input if price else None,
+        output_price=price.output if price else None,
+        intents=frozenset(serves.intents if serves else ()),
+        domains=frozenset(serves.domains if serves else ()),
+        above=tokens.above if tokens else 0,
+        up_to=(tokens.up_to or 0) if tokens else 0,
+        fallback=pool.fallback or "",
+    )
 
 
 def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
@@ -376,6 +419,7 @@ def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
             queue=how.queue,
             kv=how.kv,
             explore=how.explore,
+            full=bound_of(how.full),
         )
         for name, pool in settings.pools.items()
         if (how := pool.replicas) is not None
@@ -400,10 +444,13 @@ def bound_of(full: FullSettings | None) -> Bound | None:
     return None if full is None else Bound(full.queue, full.kv, full.retry_after)
 
 
-def shaped_by(profile: ProfileSettings, pools: Mapping[str, Pool]) -> str:
+def shaped_by(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> str:
     """Return a hash of what decides how a profile's prompts are prepared and who answers them."""
-    named = {profile.pool, *(name for _, config in profile.filters for name in pools_in(config))}
-    servers = {name: [pools[name].cluster, pools[name].quality] for name in named}
+    servers = {
+        name: [one.cluster, one.quality, one.context, one.serves, one.fallback]
+        for name, one in pools.items()
+        if name in pools_of(profile, pools)
+    }
     return fingerprint(profile.filters, [profile.pool, servers])
 
 

@@ -6,7 +6,7 @@ The only module that knows the generated classes. Envoy's field docs are the sou
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, TypeAlias, assert_never
 
@@ -24,6 +24,25 @@ from filters.errors import ConversationError
 # Structs, for every message makes two: 0.1 us each, where a frozen dataclass takes 1 us.
 
 
+class Sent(enum.IntEnum):
+    """How the proxy sends a body by itself, without being asked."""
+
+    NONE = pb.ProcessingMode.NONE
+    STREAMED = pb.ProcessingMode.STREAMED
+    BUFFERED = pb.ProcessingMode.BUFFERED
+    BUFFERED_PARTIAL = pb.ProcessingMode.BUFFERED_PARTIAL
+    FULL_DUPLEX = pb.ProcessingMode.FULL_DUPLEX_STREAMED
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How the bodies of an exchange come."""
+
+    request: Sent
+    reply: Sent
+    duplex: bool
+    """One of them wants its bytes back in full duplex."""
+
+
 class Headers(msgspec.Struct, frozen=True):
     """Request or response headers; `last` when no body follows."""
 
@@ -32,6 +51,10 @@ class Headers(msgspec.Struct, frozen=True):
     last: bool
     served: str = ""
     """The replica that answers, as "ip:port", where the proxy tells."""
+    subset: tuple[str, ...] | None = None
+    """The replicas that may be picked, as the proxy wrote them; None: it does not say."""
+    route: Route | None = None
+    """With request headers, where the proxy tells."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -86,13 +109,16 @@ class Forward(msgspec.Struct, frozen=True):
     choose_route_again: bool = False
     endpoints: str = ""
     """Whom the proxy is to ask: "ip:port", the next ones behind commas; empty: it chooses."""
+    message: Message = Message.REQUEST_BODY
+    """What it replies to: the whole body, or the headers alone."""
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """Send bytes of the reply in full-duplex mode, as many and when we like."""
+    """Send bytes of a body in full-duplex mode, as many and when we like."""
 
     data: bytes
     last: bool
+    message: Message = Message.RESPONSE_BODY
 
 
 class Respond(msgspec.Struct, frozen=True):
@@ -115,6 +141,17 @@ class Extend(msgspec.Struct, frozen=True):
 
 Command: TypeAlias = Pass | Forward | Stream | Respond | Extend
 
+CHUNK_BYTES: Final = 62_000  # Envoy advises below 64 KiB, what is around them included
+
+
+def in_chunks(data: bytes, *, last: bool, message: Message) -> Iterator[Stream]:
+    """Yield what sends `data`, in as few pieces as the proxy takes; of nothing, one."""
+    end = max(len(data), 1)
+    for at in range(0, end, CHUNK_BYTES):
+        ends = at + CHUNK_BYTES >= end
+        yield Stream(data[at : at + CHUNK_BYTES], last and ends, message)
+
+
 # --- Decoding ------------------------------------------------------------------------------------
 
 _HEADERS: Final = {
@@ -135,9 +172,7 @@ def decode(data: bytes) -> Event:
         raise ConversationError("not a ProcessingRequest") from None
     kind = request.WhichOneof("request")
     if kind in _HEADERS:
-        part = getattr(request, kind)
-        served = _served(request.metadata_context) if request.HasField("metadata_context") else ""
-        return Headers(_HEADERS[kind], _header_map(part.headers), part.end_of_stream, served)
+        return _headers(request, _HEADERS[kind], getattr(request, kind))
     if kind in _BODIES:
         part = getattr(request, kind)
         return Body(_BODIES[kind], part.body, part.end_of_stream)
@@ -146,6 +181,41 @@ def decode(data: bytes) -> Event:
     if kind == "response_trailers":
         return Trailers(Message.RESPONSE_TRAILERS)
     raise ConversationError("a ProcessingRequest that says nothing")
+
+
+def _headers(request: pb.ProcessingRequest, message: Message, part: pb.HttpHeaders) -> Headers:
+    served, subset, route = "", None, None
+    if message is Message.RESPONSE_HEADERS:
+        if request.HasField("metadata_context"):
+            served = _served(request.metadata_context)
+    else:
+        if request.HasField("metadata_context"):
+            subset = _subset(request.metadata_context)
+        if request.HasField("protocol_config"):
+            config = request.protocol_config
+            route = _ROUTES.get((config.request_body_mode, config.response_body_mode))
+    return Headers(message, _header_map(part.headers), part.end_of_stream, served, subset, route)
+
+
+_ROUTES: Final[dict[tuple[int, int], Route]] = {
+    (request, reply): Route(request, reply, Sent.FULL_DUPLEX in (request, reply))
+    for request in Sent
+    for reply in Sent
+}
+
+
+def _subset(metadata: pb.Metadata) -> tuple[str, ...] | None:
+    """Return who may be picked: a list of texts, or one text with commas.
+
+    Anything else that stands there names nobody: to pick any replica would be to pick outside.
+    """
+    known = metadata.filter_metadata
+    if SUBSET_NAMESPACE not in known or SUBSET_KEY not in known[SUBSET_NAMESPACE].fields:
+        return None
+    value = known[SUBSET_NAMESPACE].fields[SUBSET_KEY]
+    values = value.list_value.values if value.HasField("list_value") else (value,)
+    names = (name.strip() for each in values for name in each.string_value.split(","))
+    return tuple(filter(None, names))
 
 
 def _served(metadata: pb.Metadata) -> str:
@@ -175,8 +245,10 @@ def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
 METADATA_NAMESPACE: Final = "forebay"
 LB_NAMESPACE: Final = "envoy.lb"
 ENDPOINTS_KEY: Final = "x-gateway-destination-endpoint"
-"""As the Gateway API Inference Extension has it. As a header it would reach the upstream."""
+"""As the Gateway API Inference Extension has it."""
 SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 MOST_KEPT_PIECES: Final = 1_024  # of 100 bytes or so: most replies name the same few headers
 _OVERWRITE: Final = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _TO: Final = {message: tag(pb.ProcessingResponse, message.name.lower()) for message in Message}
@@ -211,9 +283,9 @@ def encode(command: Command) -> bytes:
             return _forward(command)
         case Respond():
             return _respond(command)
-        case Stream(data, last):
+        case Stream(data, last, message):
             pieces = [_CHUNK, varint(len(data)), data, _LAST_CHUNK if last else b""]
-            for at in (_STREAMED, _BODY_MUTATION, _COMMON, _TO[Message.RESPONSE_BODY]):
+            for at in (_STREAMED, _BODY_MUTATION, _COMMON, _TO[message]):
                 wrap(at, pieces)
             return b"".join(pieces)
         case Extend(seconds):
@@ -238,7 +310,7 @@ def _forward(command: Forward) -> bytes:
     if command.choose_route_again:
         pieces.append(_CLEAR_ROUTE)
     wrap(_COMMON, pieces)
-    wrap(_TO[Message.REQUEST_BODY], pieces)
+    wrap(_TO[command.message], pieces)
     if command.metadata or command.endpoints:
         others = _lb(command.endpoints) if command.endpoints else b""
         pieces.append(_metadata(command.metadata, others))

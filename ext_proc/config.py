@@ -30,12 +30,14 @@ from ext_proc.settings_reader import (
     SettingsReader,
     clusters_in,
     not_among,
+    pools_in,
     unknown,
 )
 from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, found, read_yaml
 from filters import BUILT_IN
 from filters.api import Config, Filter, Quality, Step
 from filters.errors import ConfigError
+from filters.route import RouteFilter
 from filters.units import Duration, PoolName, Size, SomeSize, SomeTime
 
 AnyFilter: TypeAlias = Filter[Any]
@@ -218,7 +220,25 @@ class TracingSettings(_Block, frozen=True):
     """URL of an OTLP gRPC receiver; empty: no spans."""
 
 
+class PickerSettings(_Block, frozen=True):
+    """What is done for gateways that have replicas picked here, and name no profile."""
+
+    profile: str = ""
+    """The profile of all their requests; empty: they pass as they came."""
+
+
 Weight: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class FullSettings(_Block, frozen=True):
+    """How much the replicas of a pool may have to do before clients are told to ask again (429)."""
+
+    queue: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Requests that wait at a replica, on the average."""
+    kv: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+    """The part of a replica's memory for keys and values that is in use, on the average."""
+    retry_after: SomeTime = Duration("1s")
+    """When a client that is told so should ask again."""
 
 
 class PickSettings(_Block, frozen=True):
@@ -234,6 +254,8 @@ class PickSettings(_Block, frozen=True):
     kv: Weight = 2.0
     explore: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.02
     """The share of picks that try another replica; where prefixes do not count, none does."""
+    full: FullSettings | None = None
+    """None: whoever asks waits for the replicas, however busy they are."""
 
     def __post_init__(self) -> None:
         if not self.prefix + self.queue + self.kv:
@@ -270,6 +292,52 @@ class LimitSettings(_Block, frozen=True):
             raise ConfigError("burst", "expected `rate` beside `burst`, got burst only")
 
 
+class PriceSettings(_Block, frozen=True):
+    """What a million tokens cost, in a currency that all pools share."""
+
+    input: Annotated[float, msgspec.Meta(ge=0)]
+    output: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class LengthSettings(_Block, frozen=True):
+    """Prompts of how many tokens."""
+
+    above: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of more than so many."""
+    up_to: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Of no more than so many; None: of any number."""
+
+    def __post_init__(self) -> None:
+        if self.up_to is None and not self.above:
+            raise ConfigError("", "expected `above`, `up_to` or both, got neither")
+        if self.up_to is not None and self.up_to <= self.above:
+            raise ConfigError(
+                "up_to", f"expected more than `above`, {self.above}, got {self.up_to}"
+            )
+
+
+Intent: TypeAlias = Literal[
+    "calculate", "classify", "code", "count", "extract", "greeting", "list", "open", "reasoning",
+    "rewrite", "summarise", "translate", "write", "yes_no",
+]  # fmt: skip
+"""What the bundled model tells apart."""
+Domain: TypeAlias = Literal["code", "finance", "general", "legal", "medical"]
+
+
+class ServesSettings(_Block, frozen=True):
+    """Which requests come to a pool by the filter `route`: those that all of it is true of."""
+
+    intents: tuple[Intent, ...] = ()
+    """What they ask for, as `classify` tells; none: anything."""
+    domains: tuple[Domain, ...] = ()
+    """Of which trade they are, likewise."""
+    tokens: LengthSettings | None = None
+
+    def __post_init__(self) -> None:
+        if not self.intents and not self.domains and self.tokens is None:
+            raise ConfigError("", "expected intents, domains or tokens, got none")
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -283,6 +351,14 @@ class PoolSettings(_Block, frozen=True):
     """How much it takes; None: all that comes."""
     stage: StageSettings | None = None
     """A pool on its way into this one's place."""
+    context: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """How many tokens a prompt and its answer may have together; None: not known."""
+    price: PriceSettings | None = None
+    """Of pools that fit equally, the cheapest is chosen."""
+    serves: ServesSettings | None = None
+    """What it is chosen for by `route`; None: it serves whom profiles and filters send by name."""
+    fallback: PoolName | None = None
+    """The pool that serves in its stead, where it is broken, full or too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +380,7 @@ class Settings:
     store: StoreSettings
     tenant: TenantSettings
     tracing: TracingSettings
+    picker: PickerSettings
     pools: Mapping[str, PoolSettings]
     profiles: Mapping[str, ProfileSettings]
     members: Mapping[str, PoolMembers]
@@ -319,6 +396,24 @@ class Settings:
             for _, name in clusters_in(config)
         }
         return own | {pool.cluster for pool in self.pools.values()}
+
+
+def pools_of(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> set[str]:
+    """Return the names of all pools that may serve an exchange of a profile."""
+    named = {profile.pool}
+    for _, config in profile.filters:
+        named.update(pools_in(config))
+    if all(kind.name != RouteFilter.name for kind, _ in profile.filters):
+        return named
+    named.update(name for name, pool in pools.items() if pool.serves is not None)
+    waiting = [*named]
+    while waiting:
+        pool = pools[waiting.pop()]
+        for after in (pool.fallback, pool.stage.pool if pool.stage else None):
+            if after is not None and after not in named:
+                named.add(after)
+                waiting.append(after)
+    return named
 
 
 def load(
@@ -410,7 +505,7 @@ class _BlockReader:
             block = block[step]
         if not isinstance(block, dict):
             return self.reader.wrong(self.place, f"expected a mapping, got {found(block)}")
-        keys = ("server", "store", "tenant", "tracing", "pools", "profiles")
+        keys = ("server", "store", "tenant", "tracing", "picker", "pools", "profiles")
         for key in block:
             if key not in keys:
                 self.reader.wrong((*self.place, key), unknown("key", key, keys))
@@ -418,14 +513,18 @@ class _BlockReader:
         store = self._store(block)
         tenant = self._part(TenantSettings, block, "tenant")
         tracing = self._tracing(block)
+        picker = self._part(PickerSettings, block, "picker")
         pools = self._pools(block.get("pools", {DEFAULT_POOL: {"cluster": DEFAULT_POOL}}))
         self.reader.pools = None if isinstance(pools, Invalid) else pools
         profiles = self._profiles(block.get("profiles"))
+        if not isinstance(picker, Invalid) and not isinstance(profiles, Invalid):
+            self._check_picker(picker, profiles, pools)
         if (
             isinstance(server, Invalid)
             or isinstance(store, Invalid)
             or isinstance(tenant, Invalid)
             or isinstance(tracing, Invalid)
+            or isinstance(picker, Invalid)
             or isinstance(pools, Invalid)
             or isinstance(profiles, Invalid)
         ):
@@ -435,6 +534,7 @@ class _BlockReader:
             store,
             tenant,
             tracing,
+            picker,
             MappingProxyType(pools),
             MappingProxyType(profiles),
             MappingProxyType(self._members(pools)),
@@ -495,6 +595,7 @@ class _BlockReader:
             # Their names are still good to check others by; a null setting stands in.
             return {name: PoolSettings(cluster=name) for name in value}
         self._check_stages(pools, place)
+        self._check_fallbacks(pools, place)
         if self.place == ("forebay",):
             for name, pool in pools.items():
                 if pool.replicas is not None:
@@ -515,6 +616,20 @@ class _BlockReader:
                 message = f"expected a pool without a stage of its own, got {found(comes)}"
                 self.reader.wrong(where, message)
 
+    def _check_fallbacks(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
+        for name, pool in pools.items():
+            where = (*place, name, "fallback")
+            others = [other for other in pools if other != name]
+            if pool.fallback is not None and pool.fallback not in others:
+                self.reader.wrong(where, not_among("another pool", pool.fallback, others))
+                continue
+            line = [name]
+            while (after := pools[line[-1]].fallback or "") in pools and after not in line:
+                line.append(after)
+            if after == name and len(line) > 1 and name == min(line, key=list(pools).index):
+                circle = " -> ".join([*line, name])
+                self.reader.wrong(where, f"expected fallbacks that end, got {circle}")
+
     def _members(self, pools: Mapping[str, PoolSettings]) -> dict[str, PoolMembers]:
         """Return who belongs to pools: whom Envoy's clusters name."""
         clusters = clusters_of(self.reader.file)
@@ -523,6 +638,25 @@ class _BlockReader:
             for name, pool in pools.items()
             if pool.replicas is not None
         }
+
+    def _check_picker(
+        self,
+        picker: PickerSettings,
+        profiles: Mapping[str, ProfileSettings],
+        pools: Mapping[str, PoolSettings] | Invalid,
+    ) -> None:
+        """Look whether replicas can be picked: each request would get an error otherwise."""
+        place = (*self.place, "picker", "profile")
+        profile = profiles.get(picker.profile)
+        if not picker.profile:
+            return
+        if profile is None:
+            self.reader.wrong(place, not_among("a profile", picker.profile, profiles))
+        elif not any(kind.name == "pick" for kind, _ in profile.filters):
+            message = f"expected a profile with the filter `pick`, got {found(picker.profile)}"
+            self.reader.wrong(place, message)
+        elif not isinstance(pools, Invalid) and pools[profile.pool].replicas is None:
+            self.reader.wrong(place, f"expected `replicas` of its pool, {profile.pool}, got none")
 
     def _check_names(self, what: str, names: Mapping[str, Any], place: Place) -> None:
         for name in names:

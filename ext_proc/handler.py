@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
-from ext_proc.codec import Command, decode, encode
+from ext_proc.codec import Command, Event, Headers, Route, Sent, decode, encode
+from ext_proc.duplex import DuplexSession
 from ext_proc.session import Gateway, Session
 from ext_proc.transport import Stream
 from filters.errors import ConversationError
 
 PROFILE_METADATA = "x-forebay-profile"
 """Where a route names its profile: gRPC metadata of the stream, which no client can forge."""
+
+
+_DUPLEX: Final = Route(Sent.FULL_DUPLEX, Sent.FULL_DUPLEX, duplex=True)
+"""What the endpoint-picker protocol has gateways use, should one not tell how it sends bodies."""
 
 
 class HandlerWatch(Protocol):
@@ -35,7 +40,7 @@ class ExtProc:
 
     async def __call__(self, stream: Stream, message: bytes | None) -> None:
         """Take a message of a stream, or None when the stream is over."""
-        session: Session | None = stream.state
+        session: Session | DuplexSession | None = stream.state
         try:
             if message is None:
                 # The session holds the stream. As a circle, every exchange with its body would stay
@@ -44,19 +49,14 @@ class ExtProc:
                 if session is not None:
                     await session.leave()
                 return
-            if session is None:
-                metadata = stream.metadata
-                session = stream.state = Session(
-                    self.gateway,
-                    _EncodingPeer(stream),
-                    profile=metadata.get(PROFILE_METADATA),
-                    traceparent=metadata.get("traceparent"),
-                )
             try:
                 event = decode(message)
             except ConversationError:
-                await session.fail()
+                if session is not None:
+                    await session.fail()
                 raise
+            if session is None:
+                session = stream.state = self._open(stream, event)
             await session.receive(event)
         except ConversationError as error:
             self._watch.stream_failed("conversation", error)
@@ -64,6 +64,18 @@ class ExtProc:
         except Exception as error:  # noqa: BLE001 - a bug of ours must cost no client its request
             self._watch.stream_failed("bug", error)
             stream.fail("internal error")
+
+    def _open(self, stream: Stream, first: Event) -> Session | DuplexSession:
+        metadata = stream.metadata
+        profile, traceparent = metadata.get(PROFILE_METADATA), metadata.get("traceparent")
+        peer = _EncodingPeer(stream)
+        if isinstance(first, Headers):
+            route = first.route
+            if route is None and profile is None and self.gateway.picker:
+                route = _DUPLEX
+            if route is not None and route.duplex:
+                return DuplexSession(self.gateway, peer, route, profile, traceparent)
+        return Session(self.gateway, peer, profile=profile, traceparent=traceparent)
 
 
 class _EncodingPeer:

@@ -7,7 +7,7 @@ client's original request goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, assert_never
@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from blake3 import blake3
 
 from ext_proc.codec import (
+    ENDPOINTS_KEY,
     Body,
     Command,
     Event,
@@ -25,8 +26,9 @@ from ext_proc.codec import (
     Mode,
     Pass,
     Respond,
-    Stream,
+    Sent,
     Trailers,
+    in_chunks,
 )
 from ext_proc.conversation import Message, Phase, advance
 from ext_proc.waiting import told_before_waiting
@@ -49,10 +51,10 @@ from filters.api import (
 from filters.bounds import has_too_many_containers, has_too_many_values
 from filters.dialects import dialect_of
 from filters.document import Document, parse
-from filters.errors import NotJson
+from filters.errors import NO_REPLICA, FilterError, NotJson
 from filters.framing import Event as StreamEvent
 from filters.framing import Framer
-from filters.pipeline import Pipeline, Run, note_failure
+from filters.pipeline import Pipeline, Run, note_failure, refusal
 
 # Headers by which clients prove who they are: one per provider, and what stands before others.
 CREDENTIALS: Final = (
@@ -155,6 +157,10 @@ class Gateway:
     """A header only the mesh can set; empty: the tenant is the credential itself."""
     observer: Observer
     clock: Clock
+    picker: str = ""
+    """The profile of streams that name none: those of a gateway that has replicas picked here."""
+    most_body_bytes: int = 64 * 1024 * 1024
+    """A longer body is refused where we have to hold it."""
 
 
 MOST_TOKEN_GAPS: Final = 4096
@@ -177,11 +183,13 @@ class Session:
         "_outcome",
         "_peer",
         "_phase",
+        "_picks",
         "_profile",
         "_profile_name",
         "_record",
         "_run",
         "_started_ns",
+        "_subset",
         "_traceparent",
     )  # fmt: skip
 
@@ -208,6 +216,9 @@ class Session:
         self._run: Run | None = None
         self._framer: Framer | None = None
         self._mode = Mode.NONE
+        self._picks = False
+        """The proxy is a gateway that leaves it to us whom it asks: none named is an error."""
+        self._subset: tuple[str, ...] | None = None
 
     async def receive(self, event: Event) -> None:
         """Take the next message and send what answers it.
@@ -257,8 +268,12 @@ class Session:
         headers = event.headers
         name = self._profile_name
         if name is None:
-            await self._let_pass(event, None)
-            return
+            name = self._gateway.picker
+            if not name:
+                await self._let_pass(event, None)
+                return
+            self._picks = True
+        self._subset = event.subset
         path = headers.get(":path", "")
         head = RequestHead(headers.get(":method", ""), path, headers)
         dialect = dialect_of(head.method, path)
@@ -268,7 +283,8 @@ class Session:
         )
         profile = self._gateway.profiles.get(name)
         if profile is None:
-            await self._refuse(dialect, name)
+            text = f"the gateway has no profile {name!r}; ask its operator to run `forebay check`"
+            await self._refuse(500, text, "forebay_no_profile")
             return
         self._profile = profile
         if dialect is None or event.last:
@@ -277,6 +293,8 @@ class Session:
             await self._let_pass(event, "no filters")
         elif headers.get("content-encoding", "identity") != "identity":
             await self._let_pass(event, "compressed body")
+        elif self._picks and event.route is not None and event.route.request is Sent.NONE:
+            await self._let_pass(event, "body not sent")
         else:
             self._head = head
             self._dialect = dialect
@@ -305,6 +323,8 @@ class Session:
             pool=profile.pool.name,
             traceparent=self._traceparent or head.headers.get("traceparent", ""),
             shaped_by=profile.shaped_by,
+            subset=self._subset,
+            must_pick=self._picks,
         )
         run = self._run = Run(profile.pipeline)
         facts.model, facts.stream, facts.notes = prompt.model, prompt.stream, exchange.notes
@@ -314,6 +334,8 @@ class Session:
             answer = await told_before_waiting(run.request(exchange), long)
         else:
             answer = await run.request(exchange)
+        if answer is None and self._picks and not exchange.endpoints:
+            answer = refusal(exchange, FilterError(503, NO_REPLICA))
         if answer is not None:
             await self._answer(exchange, answer)
             return
@@ -331,8 +353,16 @@ class Session:
             pool = profile.pool
         set_headers = exchange.upstream_headers
         set_headers["x-model-quality"] = pool.quality
-        if pool is not profile.pool:
+        elsewhere = pool is not profile.pool and not self._picks
+        if elsewhere:
             set_headers["x-forebay-cluster"] = pool.cluster
+        endpoints = ",".join(exchange.endpoints)
+        if self._picks:
+            set_headers[ENDPOINTS_KEY] = endpoints
+        # What we may read must come as plain bytes; clients do without compression for it.
+        removed = ("accept-encoding",) if exchange.needs & _MAY_READ else ()
+        if ENDPOINTS_KEY in exchange.head.headers and not self._picks:
+            removed = (*removed, ENDPOINTS_KEY)
         body: bytes | None = None
         if exchange.prompt.document.changed:
             body = exchange.prompt.document.render()
@@ -344,8 +374,7 @@ class Session:
         told["x-model-quality"] = pool.quality
         return Forward(
             set_headers=set_headers,
-            # What we may read must come as plain bytes; clients do without compression for it.
-            remove_headers=("accept-encoding",) if exchange.needs & _MAY_READ else (),
+            remove_headers=removed,
             body=body,
             metadata={
                 **told,
@@ -355,8 +384,8 @@ class Session:
                 "dialect": exchange.dialect.name,
                 "model": exchange.prompt.model[:MOST_MODEL_CHARS],
             },
-            choose_route_again=pool is not profile.pool,
-            endpoints=",".join(exchange.endpoints),
+            choose_route_again=elsewhere,
+            endpoints=endpoints,
         )
 
     async def _answer(self, exchange: Exchange, answer: Answer) -> None:
@@ -386,17 +415,44 @@ class Session:
             metadata = {"x-forebay-profile": self._profile.name}
         if self._facts is not None and why is not None:
             self._facts.notes = {"pass": why}
+        if self._picks and event.message is not Message.RESPONSE_HEADERS:
+            await self._pick_unread(event.message, metadata)
+            return
         await self._send_last(Pass(event.message, metadata), Outcome.PASSED)
 
-    async def _refuse(self, dialect: Dialect | None, name: str) -> None:
+    async def _pick_unread(self, message: Message, metadata: Mapping[str, str] | None) -> None:
+        """Name replicas for what no filter reads, such as a list of models."""
+        profile, facts = self._profile, self._facts
+        assert profile is not None  # where we pick
+        assert facts is not None
+        replicas = profile.pipeline.ports.replicas
+        picked = replicas.pick(profile.pool.name, b"", "", watched=False, subset=self._subset)
+        if picked is None:
+            await self._refuse(503, NO_REPLICA, "forebay_no_replica")
+            return
+        picked.ended(good=False)  # it prefills nothing, and nobody will see its end
+        facts.pool, facts.quality = profile.pool.name, profile.pool.quality
+        endpoints = ",".join(picked.addresses)
+        facts.notes = {**facts.notes, "pick.replica": picked.addresses[0]}
+        forward = Forward(
+            {ENDPOINTS_KEY: endpoints}, metadata=metadata, endpoints=endpoints, message=message
+        )
+        await self._send_last(forward, Outcome.PASSED)
+
+    async def _refuse(self, status: int, text: str, details: str) -> None:
         """Answer with an error: a route to a profile that is missing must not serve unprotected."""
-        text = f"the gateway has no profile {name!r}; ask its operator to run `forebay check`"
-        body = dialect.error(500, text) if dialect else text.encode()
+        dialect = self._facts.dialect if self._facts is not None else None
+        body = dialect.error(status, text) if dialect else text.encode()
         kind = "application/json" if dialect else "text/plain; charset=utf-8"
         if self._facts is not None:
-            self._facts.status = 500
-        respond = Respond(500, {"content-type": kind}, body, "forebay_no_profile")
+            self._facts.status = status
+        respond = Respond(status, {"content-type": kind}, body, details)
         await self._send_last(respond, Outcome.REFUSED)
+
+    async def refuse_body(self) -> None:
+        """Answer that the request's body is longer than may be held."""
+        most = self._gateway.most_body_bytes
+        await self._refuse(413, f"the request's body has more than {most} bytes", "forebay_413")
 
     async def _on_trailers(self, event: Trailers) -> None:
         """Trailers end a direction; those of the reply end the exchange."""
@@ -405,7 +461,8 @@ class Session:
             return
         left = b"".join(delta.raw for delta in self._read(b"", last=True))
         if left and self._mode is Mode.FULL_DUPLEX:
-            await self._peer.send(Stream(left, last=False))
+            for piece in in_chunks(left, last=False, message=Message.RESPONSE_BODY):
+                await self._peer.send(piece)
         await self._send_last(Pass(event.message), Outcome.COMPLETE)
 
     # --- Reply -----------------------------------------------------------------------------------
@@ -451,14 +508,15 @@ class Session:
     async def _on_response_body(self, event: Body) -> None:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
         edits = self._mode is Mode.FULL_DUPLEX
-        command: Command = Pass(event.message)
+        commands: Iterable[Command] = (Pass(event.message),)
         if edits:
             made = b"".join(delta.raw for delta in self._read(event.data, last=event.last))
-            command = Stream(made, event.last)
+            commands = in_chunks(made, last=event.last, message=event.message)
         if event.last:
             self._outcome = Outcome.COMPLETE
         try:
-            await self._peer.send(command)
+            for command in commands:
+                await self._peer.send(command)
         finally:  # also when cancelled: a client that has its last byte may be gone at once
             if not edits:
                 self._read(event.data, last=event.last)

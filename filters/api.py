@@ -450,6 +450,12 @@ class Replicas(Protocol):
         token, not only with the whole answer.
         """
 
+    def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
+        """Return in how many seconds a client should ask again; 0: the replicas have room for it.
+
+        A pool that sets no bound always has.
+        """
+
 
 class NoReplicas:
     """A `Replicas` that knows none: the proxy chooses."""
@@ -470,6 +476,10 @@ class NoReplicas:
     ) -> Picked | None:
         """Choose nobody."""
         return None
+
+    def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
+        """Refuse nobody."""
+        return 0.0
 
 
 class Lease(Protocol):
@@ -658,6 +668,8 @@ class Ports:
     limits: Limits = field(default_factory=NoLimits)
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
+    pools: Pools = NO_POOLS
+    """What the settings say of pools; replaced with them."""
 
 
 # --- The exchange --------------------------------------------------------------------------------
@@ -668,8 +680,6 @@ class Quality(enum.StrEnum):
 
     FULL = "FULL"
     BEST_EFFORT = "BEST_EFFORT"
-    pools: Pools = NO_POOLS
-    """What the settings say of pools; replaced with them."""
 
 
 class Need(enum.IntFlag):
@@ -761,8 +771,14 @@ class Exchange:
     prompt: Prompt
     pool: str
     """Name of the pool that serves it; the profile's own unless a filter chooses another."""
+    shadow: str = ""
+    """Name of the pool that is asked too, and only compared; none if empty."""
     endpoints: tuple[str, ...] = ()
     """Replicas of that pool, as "ip:port", the first choice first; none: the proxy chooses."""
+    subset: tuple[str, ...] | None = None
+    """Those that the proxy leaves to choose from, as it wrote them; None: all."""
+    must_pick: bool = False
+    """The proxy is a gateway that does not choose by itself: without endpoints it is an error."""
     needs: Need = Need.NOTHING
     upstream_headers: dict[str, str] = field(default_factory=dict)
     """Headers set on the request that goes upstream."""
@@ -771,8 +787,6 @@ class Exchange:
     notes: dict[str, Note] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     """What was taken out of the prompt, in the order it went."""
-    shadow: str = ""
-    """Name of the pool that is asked too, and only compared; none if empty."""
     task: Task | None = None
     """What is asked for; None when no filter looked."""
     staged: Staged | None = None

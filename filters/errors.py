@@ -17,6 +17,10 @@ class FilterError(ForebayError):
         self.text = text
 
 
+NO_REPLICA = "no model server is ready for this request"
+"""What a client reads with a 503 where nobody can be asked."""
+
+
 class PortError(ForebayError):
     """A port (store, upstream, model) failed or ran out of time; the exchange goes on without."""
 

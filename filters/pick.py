@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from filters.api import (
     CONTINUE,
+    Answer,
     Config,
     Delta,
     Exchange,
@@ -19,6 +21,7 @@ from filters.api import (
     Verdict,
 )
 from filters.document import encode
+from filters.errors import NO_REPLICA, FilterError
 from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES
 
 _ENDS: Final = Need.HEAD | Need.END  # 1 us each time it is put together
@@ -59,6 +62,9 @@ class PickFilter(Filter[PickConfig]):
         replicas = self.ports.replicas
         if not replicas.has(exchange.pool):
             return CONTINUE
+        if wait_s := replicas.full_s(exchange.pool, exchange.subset):
+            exchange.note("pick.skip", "full")
+            return _ask_again(exchange, wait_s)
         prompt = exchange.prompt
         shown, tokens = beginning(prompt)
         tenant = "" if self.config.across_tenants else exchange.tenant
@@ -69,9 +75,12 @@ class PickFilter(Filter[PickConfig]):
             f"{prompt.model}\n{tenant}",
             tokens=tokens,
             watched=self._watched,
+            subset=exchange.subset,
         )
         if picked is None:
             exchange.note("pick.skip", "no replica")
+            if exchange.must_pick or exchange.subset is not None:
+                raise FilterError(503, NO_REPLICA)
             return CONTINUE
         self._picked = picked
         exchange.endpoints = picked.addresses
@@ -111,6 +120,13 @@ class PickFilter(Filter[PickConfig]):
     def _start(self, picked: Picked) -> None:
         self._started = True
         picked.started()
+
+
+def _ask_again(exchange: Exchange, wait_s: float) -> Answer:
+    seconds = math.ceil(wait_s)  # RFC 9110, 10.2.3: whole ones
+    body = exchange.dialect.error(429, f"all model servers are busy: ask again in {seconds} s")
+    headers = {"content-type": "application/json", "retry-after": str(seconds)}
+    return Answer(429, headers, body)
 
 
 def beginning(prompt: Prompt) -> tuple[bytes, int]:

@@ -358,6 +358,8 @@ class FakeReplicas:
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     picked: list[FakePicked] = field(default_factory=list)
+    full: float = 0.0
+    """What `full_s` says of every pool."""
 
     def has(self, pool: str) -> bool:
         return pool in self.addresses
@@ -379,6 +381,9 @@ class FakeReplicas:
         picked = FakePicked(allowed[:2], prompt, seed, tokens or len(prompt) // 4, watched)
         self.picked.append(picked)
         return picked
+
+    def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
+        return self.full
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from ext_proc.adapters.replica_signals import Said
 from filters.api import Clock
 from filters.picking import Picker, ask_of
 from filters.prefill_cost import PrefillCost
-from filters.replica import Pick, Signals
+from filters.replica import Pick, Replica, Signals
 from filters.strategies import STRATEGIES, Blend
 
 ROOM_TOKENS: Final = 200_000
@@ -23,6 +23,18 @@ ROOM_TOKENS: Final = 200_000
 PROBING_S: Final = 0.5
 """Between two looks at which replicas are to be probed."""
 EXPLORE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much replicas may have to do, on the average, before clients are told to ask again."""
+
+    queue: float = 5.0
+    """Requests that wait at a replica."""
+    kv: float = 0.8
+    """The part of its memory for keys and values that is in use."""
+    retry_s: float = 1.0
+    """When clients are told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,8 @@ class ReplicaSettings:
     kv: float = 2.0
     explore: float = EXPLORE
     """The share of picks that try another replica; where prefixes do not count, none does."""
+    full: Bound | None = None
+    """When clients are told to ask again; None: never."""
 
 
 class Log(Protocol):
@@ -191,12 +205,30 @@ class FollowedReplicas:
         known = self._pools.get(pool)
         if known is None or not known.picker.replicas:
             return None
+        if subset is not None:
+            subset = _named(known.picker.replicas, subset)
+        if self._refusing and self._refusing.issuperset(
+            known.picker.replicas if subset is None else subset
+        ):
+            return None
         ask = ask_of(prompt, seed, tokens=tokens, watched=watched)
         try:
             pick = known.picker.pick(ask, _seconds(self._clock), subset)
         except LookupError:
             return None
         return HeldPick(known.picker, pick, self._clock)
+
+    def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
+        """See `filters.api.Replicas`."""
+        known = self._pools.get(pool)
+        bound = known.settings.full if known is not None else None
+        if known is None or bound is None:
+            return 0.0
+        replicas = known.picker.replicas
+        names = replicas.keys() if subset is None else _named(replicas, subset)
+        now_s = _seconds(self._clock)
+        asked = [replicas[name] for name in names if name not in self._refusing]
+        return bound.retry_s if asked and load(asked, bound, now_s) >= 1 else 0.0
 
     def figures(self) -> Mapping[str, Figures]:
         """Return how each pool is."""
@@ -310,6 +342,28 @@ class FollowedReplicas:
                 picker.probes = True  # it cannot be asked but by clients
             else:
                 picker.refused(address, now_s)
+
+
+def load(replicas: Collection[Replica], bound: Bound, now_s: float) -> float:
+    """Return how near replicas are to a bound on the average, 1 being there.
+
+    Of each, what is scarcer counts: requests that wait, or memory. What was sent since it last
+    spoke counts as waiting; of one that does not speak, all that has not begun.
+    """
+    total = 0.0
+    for replica in replicas:
+        said = replica.fresh(now_s)
+        if said is None:
+            total += len(replica.unstarted) / bound.queue
+            continue
+        unsaid = max(0, len(replica.picks) - said.waiting - said.running)
+        total += max((said.waiting + unsaid) / bound.queue, said.kv_usage / bound.kv)
+    return total / len(replicas)
+
+
+def _named(replicas: Collection[str], subset: Collection[str]) -> list[str]:
+    """Return the addresses that are in a subset, which may name hosts without a port as well."""
+    return [one for one in replicas if one in subset or one.rpartition(":")[0] in subset]
 
 
 def _seconds(clock: Clock) -> float:
