@@ -28,6 +28,7 @@ from ext_proc.config import (
     is_loopback,
     parse_host_port,
     parse_listen,
+    pools_of,
 )
 from ext_proc.session import CREDENTIALS as WHO_ASKS
 from ext_proc.settings_reader import clusters_in, not_among, pools_in
@@ -132,7 +133,7 @@ def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     ]
     reached: set[str] = set()
     for profile in picking:
-        pools = {profile.pool, *_pools_of(profile)}
+        pools = pools_of(profile, settings.pools)
         reached |= pools | _coming_in(pools, settings)
         # An inherited filter is the base's to say.
         place = _block(seen).get("profiles", profile.name, PickFilter.name)
@@ -435,7 +436,7 @@ def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             cluster = settings.pools[profile.pool].cluster
             if cluster in seen.clusters:  # else the pool is wrong, and every route would be
                 yield from _good_plain(route, cluster, profile)
-            if _chooses_pool(profile) or _is_staged(profile, settings):
+            if len(pools_of(profile, settings.pools)) > 1 or _is_staged(profile, settings):
                 yield from _chosen_before(gateway, index)
 
 
@@ -798,11 +799,6 @@ RULES: Final[tuple[Rule, ...]] = (
 
 def _block(seen: Bootstrap) -> Part:
     return seen.root.get("node", "metadata", "forebay")
-
-
-def _chooses_pool(profile: ProfileSettings) -> bool:
-    """Tell whether some filter of the profile may send an exchange to another pool."""
-    return any(pool != profile.pool for _, config in profile.filters for pool in pools_in(config))
 
 
 def _name(mode: Any) -> str:

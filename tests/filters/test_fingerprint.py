@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from ext_proc.app import shaped_by
-from ext_proc.config import ProfileSettings
-from ext_proc.session import Pool
+from ext_proc.config import LengthSettings, PoolSettings, ProfileSettings, ServesSettings
 from filters import BUILT_IN, fingerprint
 from filters.api import Config
 from filters.budget import BudgetConfig
@@ -19,10 +18,10 @@ from filters.fingerprint import bundled_hash
 from filters.route import RouteConfig
 from filters.units import Duration, Size
 
-POOLS = {name: Pool(name, name, "FULL") for name in ("full", "best_effort", "expert")}
+POOLS = {name: PoolSettings(cluster=name) for name in ("full", "best_effort", "expert")}
 
 
-def of(*configs: Config, pool: str = "full", pools: dict[str, Pool] = POOLS) -> str:
+def of(*configs: Config, pool: str = "full", pools: dict[str, PoolSettings] = POOLS) -> str:
     kinds = {kind.config_type: kind for kind in BUILT_IN.values()}
     filters = tuple((kinds[type(config)], config) for config in configs)
     return shaped_by(ProfileSettings("p", pool, filters), pools)
@@ -70,8 +69,19 @@ def test_a_filter_more_is_another_fingerprint() -> None:
 @pytest.mark.parametrize("change", [{"cluster": "other"}, {"quality": "BEST_EFFORT"}], ids=str)
 def test_the_servers_behind_it_count(pool: str, counts: bool, change: dict[str, Any]) -> None:
     """Those of its own pool and of pools its filters name; others answer nothing here."""
-    changed = POOLS | {pool: Pool(pool, **({"cluster": pool, "quality": "FULL"} | change))}
+    changed = POOLS | {pool: PoolSettings(**({"cluster": pool} | change))}
     assert counts is (of(RouteConfig()) != of(RouteConfig(), pools=changed))
+
+
+def test_a_pool_that_is_chosen_by_length_counts() -> None:
+    """And one that stands in for another, and both settings; where nothing routes, none does."""
+    long = PoolSettings(cluster="expert", serves=ServesSettings(tokens=LengthSettings(above=8192)))
+    last = PoolSettings(cluster="full", fallback="expert")
+    for changed in (POOLS | {"expert": long}, POOLS | {"full": last}):
+        assert of(RouteConfig()) != of(RouteConfig(), pools=changed)
+        moved = changed | {"expert": msgspec.structs.replace(changed["expert"], cluster="else")}
+        assert of(RouteConfig(), pools=changed) != of(RouteConfig(), pools=moved)
+    assert of(CacheConfig()) == of(CacheConfig(), pools=POOLS | {"expert": long})
 
 
 def test_the_pool_of_a_profile_counts() -> None:
