@@ -253,7 +253,7 @@ class BlockBook:
         self.index.forget(replica, chain.names[kept:])
 
     def held(self, chain: Chain, replicas: int) -> list[tuple[int, int]]:
-        """Return how many tokens of a prompt each set of `replicas` holds; without those of none."""
+        """Return how many tokens of a prompt each set of `replicas` holds, if any."""
         found = self.index.match(chain.names, replicas)
         return [(chain.ends[blocks - 1], owners) for blocks, owners in found]
 

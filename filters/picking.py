@@ -14,6 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from filters.block_book import BlockBook, Chain
 from filters.prefill_cost import Prefill, PrefillCost
 from filters.prefix_blocks import (
     BLOCK_TOKENS,
@@ -31,6 +32,8 @@ EXPLORE_S: Final = 0.02
 """More prefill than that is too much to pay for a look at another replica."""
 MOST_SHOWN: Final = 3
 """The best replicas of a pick that are kept for its explanation."""
+SAID_ROOM: Final = 1.25
+"""The book has room for more than a replica holds: what leaves it is said, not guessed."""
 PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
 BATCH: Final = 8
@@ -49,17 +52,26 @@ HOME_BLOCKS: Final = HOME_BYTES // TOKEN_BYTES // BLOCK_TOKENS
 _LEAST_LOAD: Final = LeastLoad()
 
 
-def ask_of(prompt: bytes, seed: str, *, tokens: int = 0, watched: bool = True) -> Ask:
+def ask_of(
+    prompt: bytes,
+    seed: str,
+    *,
+    tokens: int = 0,
+    watched: bool = True,
+    chain: Chain | None = None,
+) -> Ask:
     """Return what `prompt` asks for; `seed` tells apart what shares no cache.
 
     No more than `MOST_NAMED_BYTES` are looked at; `tokens` says how many it has when these are not
-    all of it.
+    all of it. `chain` is the same prompt in tokens.
     """
     names = names_of(prompt[:MOST_NAMED_BYTES], seed)
     counted = len(prompt) // TOKEN_BYTES
     named = min(counted, MOST_NAMED_BYTES // TOKEN_BYTES)
     place = number_of(seed.encode() + b"\n" + prompt[:HOME_BYTES])
-    return Ask(names, block_ends(named), block_sizes(named), tokens or counted, watched, place)
+    return Ask(
+        names, block_ends(named), block_sizes(named), tokens or counted, watched, place, chain=chain
+    )
 
 
 def number_of(text: bytes) -> int:
@@ -92,6 +104,8 @@ class Picker:
         """May be changed at any time, as its own numbers may."""
         self.cost: Final = cost
         self.index: Final = index or PrefixIndex()
+        self.book: BlockBook | None = None
+        """What replicas say they hold, where they do; set by `listen`."""
         self.replicas: Final[dict[str, Replica]] = {}
         self.explore = explore
         self.learns = learns
@@ -119,7 +133,21 @@ class Picker:
             key = number_of(address.encode())
             replica = self.replicas[address] = Replica(number, address, key)
         self.index.add(replica.number, room_tokens)
+        if self.book is not None:
+            self.book.add(replica.number, int(room_tokens * SAID_ROOM))
         return replica
+
+    def listen(self, book: BlockBook | None) -> None:
+        """Go by what replicas say they hold, as it stands in `book`; by nothing of that with None.
+
+        What was sent where counts as before, and says whose prompt it was. Of a prompt in tokens,
+        a replica holds no more than its blocks in the book, and with `Chain.shared` no less.
+        """
+        self.book = book
+        if book is not None:
+            for replica in self.replicas.values():
+                room = self.index.room(replica.number)
+                book.add(replica.number, int(room * SAID_ROOM))
 
     def remove(self, address: str) -> None:
         """Forget a replica; what is under way there may end later."""
@@ -127,13 +155,23 @@ class Picker:
         if replica is not None:
             self._numbers &= ~(1 << replica.number)
             self.index.remove(replica.number)
+            if self.book is not None:
+                self.book.remove(replica.number)
 
     def restarted(self, address: str) -> None:
         """Say that a replica has begun anew: its cache is empty, and it owes nothing."""
         replica = self.replicas.get(address)
         if replica is not None:
-            self.index.clear(replica.number)
+            self.cleared(address)
             replica.owed_s = 0.0
+
+    def cleared(self, address: str) -> None:
+        """Say that a replica has thrown away what it held."""
+        replica = self.replicas.get(address)
+        if replica is not None:
+            self.index.clear(replica.number)
+            if self.book is not None:
+                self.book.clear(replica.number)
 
     def heard(self, address: str, signals: Signals) -> None:
         """Say what a replica says of itself."""
@@ -244,8 +282,12 @@ class Picker:
                 through.append(other)
             else:
                 ahead_s += other.prefill_s
+        there = self.book is not None and self.replicas.get(replica.address) is replica
         for other in through:
             del replica.unstarted[other.number]
+            if there and self.book is not None and other.ask.chain is not None:
+                # It waited, and what it found in the cache may have been thrown away meanwhile.
+                self.book.expect(replica.number, other.ask.chain)
         if not pick.ask.watched:
             ahead_s = min(ahead_s, replica.owed(now_s))
             replica.busy_s = math.nan
@@ -274,6 +316,9 @@ class Picker:
         if not good and self.replicas.get(replica.address) is replica:
             kept = sum(1 for end in pick.ask.ends if end <= pick.held)
             self.index.forget(replica.number, pick.ask.names[kept:])
+            if self.book is not None and pick.ask.chain is not None:
+                held = pick.held * pick.ask.chain.tokens // max(1, pick.ask.tokens)
+                self.book.withdraw(replica.number, pick.ask.chain, held)
 
     def _weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
@@ -313,7 +358,32 @@ class Picker:
             for at, replica in enumerate(replicas):
                 if owners >> replica.number & 1:
                     tokens[at] = end
+        if self.book is not None and ask.chain is not None:
+            return self._as_said(self.book, ask.chain, ask, replicas, tokens)
         return tokens
+
+    def _as_said(
+        self,
+        book: BlockBook,
+        chain: Chain,
+        ask: Ask,
+        replicas: Sequence[Replica],
+        tokens: Sequence[int],
+    ) -> list[int]:
+        """Return how many tokens each replica holds, knowing what was sent there and what it says.
+
+        Our tokens are guessed from bytes, theirs are true: what agrees are parts of the prompt.
+        """
+        everyone = 0
+        for replica in replicas:
+            everyone |= 1 << replica.number
+        scale = ask.tokens / max(1, chain.tokens)
+        said = [0] * len(replicas)
+        for end, owners in book.held(chain, everyone):
+            for at, replica in enumerate(replicas):
+                if owners >> replica.number & 1:
+                    said[at] = min(ask.tokens, round(end * scale))
+        return said if chain.shared else list(map(min, said, tokens))
 
     def _other(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], chosen: int, now_s: float
@@ -373,6 +443,8 @@ class Picker:
         replica.tokens += ask.tokens
         replica.moved_s = now_s
         self.index.record(replica.number, ask.names, ask.sizes)
+        if self.book is not None and ask.chain is not None:
+            self.book.expect(replica.number, ask.chain)
         return pick
 
     def _learn(self, replica: Replica, through: Sequence[Pick], now_s: float) -> None:

@@ -43,6 +43,10 @@ class PrefixIndex:
         for one in self._held:
             self._fit(one)
 
+    def room(self, replica: int) -> int:
+        """Return how many tokens a replica is taken to hold."""
+        return self._room[replica]
+
     def remove(self, replica: int) -> None:
         """Forget a replica."""
         self.clear(replica)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from filters.block_book import Chain
+
 STALE_S: Final = 2.0
 """What a replica said longer ago than this says nothing of how it is."""
 RECENT_S: Final = 90.0
@@ -54,6 +56,8 @@ class Ask:
     """What part of it its home holds, on the average, though nobody here sent it there."""
     another_s: float = 0.0
     """What another prompt takes a replica, on the average."""
+    chain: Chain | None = None
+    """The prompt in the model's own tokens, where replicas say which of them they hold."""
 
 
 @dataclass(slots=True, eq=False)
