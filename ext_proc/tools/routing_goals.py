@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from rich.text import Text
+
 from ext_proc.tools.routing_faults import MOST_BACK_S, MOST_NOTICE_S, Failed, Fault
 from ext_proc.tools.routing_run import ORACLE, Result
 
@@ -85,6 +87,19 @@ class Goal(NamedTuple):
     def met(self) -> bool:
         """Whether the figure is as promised."""
         return self.found >= self.bound if self.least else self.found <= self.bound
+
+    @property
+    def line(self) -> Text:
+        """The goal and whether it is met, in one line."""
+        how = "at least" if self.least else "at most"
+        place = f"{self.load}, {self.replicas} replicas"
+        figure = f"{self.found:.{0 if self.found == int(self.found) else 3}f}{self.unit}"
+        return Text.assemble(
+            ("ok     ", "green") if self.met else ("missed ", "bold red"),
+            (f"{place:22}", "dim"),
+            f" {self.what}: {figure}",
+            (f" (goal: {how} {self.bound:g})", "dim"),
+        )
 
 
 def gain(result: Result, base: Result, oracle: Result) -> float:

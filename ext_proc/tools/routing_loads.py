@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final, NamedTuple, TypeAlias
 
@@ -20,12 +20,14 @@ Label: TypeAlias = tuple[str, int]
 class Tokens:
     """A stream of tokens that only grows, as the names of its whole blocks."""
 
-    __slots__ = ("_begun", "chain", "count")
+    __slots__ = ("_begun", "chain", "count", "parts")
 
     def __init__(self) -> None:
         self.chain: list[int] = []
         """The name of each whole block, by all up to its end."""
         self.count = 0
+        self.parts: list[tuple[Label, int]] = []
+        """What it consists of."""
         self._begun: tuple[tuple[Label, int, int], ...] = ()
         """What the block that is not whole yet consists of."""
 
@@ -33,10 +35,12 @@ class Tokens:
         """Return a stream that begins as this one does."""
         other = Tokens()
         other.chain, other.count, other._begun = self.chain.copy(), self.count, self._begun
+        other.parts = self.parts.copy()
         return other
 
     def add(self, label: Label, tokens: int) -> Tokens:
         """Go on with so many tokens, the same wherever the label is; return the stream."""
+        self.parts.append((label, tokens))
         chain, at = self.chain, 0
         if filled := self.count % BLOCK_TOKENS:
             at = min(tokens, BLOCK_TOKENS - filled)
@@ -101,6 +105,25 @@ class Load:
     sessions: Callable[[random.Random, int], Sessions]
     """When each session begins, in seconds, for a seeded generator and a number of replicas."""
     hardware: Hardware = field(default_factory=Hardware)
+
+
+def hastened(load: Load, speed: float) -> Load:
+    """Return a load in which everything, machines and people, is so many times faster."""
+    hardware = load.hardware
+    fast = replace(
+        hardware,
+        step_s=hardware.step_s / speed,
+        prefill_s=hardware.prefill_s / speed,
+        decode_s=hardware.decode_s / speed,
+        context_s=hardware.context_s / speed,
+    )
+
+    def sessions(rng: random.Random, replicas: int) -> Sessions:
+        for at_s, session in load.sessions(rng, replicas):
+            turns = [turn._replace(pause_s=turn.pause_s / speed) for turn in session.turns]
+            yield at_s / speed, replace(session, turns=turns)
+
+    return replace(load, sessions=sessions, hardware=fast)
 
 
 def _prefixes(rng: random.Random, many: int, least: int, most: int) -> list[Tokens]:

@@ -27,8 +27,9 @@ from rich.text import Text
 
 from ext_proc.config import Transport
 from ext_proc.tools.arguments import at_least
-from ext_proc.tools.bench import SCENARIOS, Scenario, failed_open, machine, request_of
+from ext_proc.tools.bench import SCENARIOS, Scenario, failed_open, request_of
 from ext_proc.tools.bench_setup import Setup, set_up
+from ext_proc.tools.machine import machine
 from ext_proc.tools.place import LOOPBACK, run_folder
 from ext_proc.tools.soak_load import Exit, Mix, SoakLoad, State, Way
 from ext_proc.tools.soak_plot import plot
