@@ -403,13 +403,16 @@ def pools_of(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> set
     named = {profile.pool}
     for _, config in profile.filters:
         named.update(pools_in(config))
-    if all(kind.name != RouteFilter.name for kind, _ in profile.filters):
+    if not profile.filters:
         return named
-    named.update(name for name, pool in pools.items() if pool.serves is not None)
+    routes = any(kind.name == RouteFilter.name for kind, _ in profile.filters)
+    if routes:
+        named.update(name for name, pool in pools.items() if pool.serves is not None)
     waiting = [*named]
     while waiting:
         pool = pools[waiting.pop()]
-        for after in (pool.fallback, pool.stage.pool if pool.stage else None):
+        fallback = pool.fallback if routes else None
+        for after in (fallback, pool.stage.pool if pool.stage else None):
             if after is not None and after not in named:
                 named.add(after)
                 waiting.append(after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from ext_proc.config import (
     pools_of,
 )
 from ext_proc.session import CREDENTIALS as WHO_ASKS
-from ext_proc.settings_reader import clusters_in, not_among, pools_in
+from ext_proc.settings_reader import clusters_in, not_among
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
@@ -134,7 +134,7 @@ def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     reached: set[str] = set()
     for profile in picking:
         pools = pools_of(profile, settings.pools)
-        reached |= pools | _coming_in(pools, settings)
+        reached |= pools
         # An inherited filter is the base's to say.
         place = _block(seen).get("profiles", profile.name, PickFilter.name)
         if place and all(settings.pools[name].replicas is None for name in pools):
@@ -164,25 +164,6 @@ def _reads_picks(source: Part) -> bool:
     metadata = source.get("metadata")
     path = [step.get("key").text for step in metadata.get("path")]
     return metadata.get("key").text == LB_NAMESPACE and path == [ENDPOINTS_KEY]
-
-
-def _pools_of(profile: ProfileSettings) -> list[str]:
-    return [name for _, config in profile.filters for name in pools_in(config)]
-
-
-def _coming_in(pools: Collection[str], settings: Settings) -> set[str]:
-    """Return the pools on their way into the place of some of these."""
-    stages = (settings.pools[name].stage for name in pools)
-    return {stage.pool for stage in stages if stage is not None}
-
-
-def _is_staged(profile: ProfileSettings, settings: Settings) -> bool:
-    """Tell whether an exchange may go to a pool on its way in.
-
-    While it is a shadow as well: Envoy does not learn of the next step.
-    """
-    pools = {profile.pool, *_pools_of(profile)}
-    return bool(profile.filters and _coming_in(pools, settings))
 
 
 def _profiles_have_routes(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -436,7 +417,7 @@ def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             cluster = settings.pools[profile.pool].cluster
             if cluster in seen.clusters:  # else the pool is wrong, and every route would be
                 yield from _good_plain(route, cluster, profile)
-            if len(pools_of(profile, settings.pools)) > 1 or _is_staged(profile, settings):
+            if len(pools_of(profile, settings.pools)) > 1:
                 yield from _chosen_before(gateway, index)
 
 
