@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 
 from ext_proc.adapters.clock import SystemClock
+from ext_proc.adapters.error_breaker import Limits as BreakerLimits
 from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.layered_store import LayeredStore
 from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
+from ext_proc.adapters.pool_breakers import PoolBreakers
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
@@ -30,6 +32,7 @@ from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.cache_desk import CacheDesk
 from ext_proc.config import (
+    BreakerSettings,
     FullSettings,
     PoolSettings,
     ProfileSettings,
@@ -47,6 +50,7 @@ from ext_proc.config import (
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile
 from ext_proc.telemetry import Telemetry
+from ext_proc.telemetry.breakers import PoolBreakerFigures
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.telemetry.replicas import ReplicaFigures
@@ -117,6 +121,8 @@ async def running(
     replicas = FollowedReplicas(clock, telemetry.log)
     telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
     limits = open_limits(redis, clock, telemetry)
+    breakers = PoolBreakers(clock, telemetry.log)
+    telemetry.metrics.registry.register(PoolBreakerFigures(breakers.figures))
     ports = Ports(
         store=store,
         flights=flights,
@@ -127,6 +133,7 @@ async def running(
         models=models,
         replicas=replicas,
         limits=limits,
+        breakers=breakers,
     )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
@@ -141,6 +148,7 @@ async def running(
         handler.gateway = gateway_of(changed, ports, telemetry)
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
+        breakers.follow(breakers_of(changed))
         show_caches(changed, telemetry)
         if counts_tokens(changed):
             tokens.load()
@@ -165,6 +173,7 @@ async def running(
         closing.push_async_callback(replicas.close)
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))
+        breakers.follow(breakers_of(settings))
         telemetry.read(
             "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
         )
@@ -424,6 +433,22 @@ def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
         for name, pool in settings.pools.items()
         if (how := pool.replicas) is not None
     }
+
+
+def breakers_of(settings: Settings) -> dict[str, BreakerLimits]:
+    """Return when pools are left alone for their errors: those that others can stand in for."""
+    found = {}
+    for name, pool in settings.pools.items():
+        how = pool.breaker or BreakerSettings()
+        if pool.fallback is not None and how.errors < 1:
+            found[name] = BreakerLimits(
+                how.errors,
+                round(how.window * 1e9),
+                how.least,
+                how.probes,
+                round(how.rest * 1e9),
+            )
+    return found
 
 
 def limits_of(settings: Settings) -> dict[str, PoolLimits]:

@@ -338,6 +338,21 @@ class ServesSettings(_Block, frozen=True):
             raise ConfigError("", "expected intents, domains or tokens, got none")
 
 
+class BreakerSettings(_Block, frozen=True):
+    """When a pool is left alone for its errors; its fallback serves meanwhile."""
+
+    errors: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.05
+    """More than this share of its answers; 1: it never is."""
+    window: SomeTime = Duration("60s")
+    """Of the answers of so long."""
+    least: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 20
+    """Of fewer answers nothing is concluded."""
+    probes: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    """So many exchanges go there after a rest; if all are good, everybody's do."""
+    rest: SomeTime = Duration("10s")
+    """Longer than a client waits for a first byte: what began before is over by then."""
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -359,6 +374,8 @@ class PoolSettings(_Block, frozen=True):
     """What it is chosen for by `route`; None: it serves whom profiles and filters send by name."""
     fallback: PoolName | None = None
     """The pool that serves in its stead, where it is broken, full or too small."""
+    breaker: BreakerSettings | None = None
+    """When it counts as broken; None: by the defaults. Without a fallback, it is asked anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,6 +640,9 @@ class _BlockReader:
         for name, pool in pools.items():
             where = (*place, name, "fallback")
             others = [other for other in pools if other != name]
+            if pool.fallback is None and pool.breaker is not None:
+                message = "expected `fallback` beside it, or nobody else could serve, got none"
+                self.reader.wrong((*place, name, "breaker"), message)
             if pool.fallback is not None and pool.fallback not in others:
                 self.reader.wrong(where, not_among("another pool", pool.fallback, others))
                 continue

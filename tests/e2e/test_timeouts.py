@@ -78,7 +78,7 @@ def test_a_whole_answer_has_half_again_its_longest_time(gateways: Gateways) -> N
         assert ("900s", "900s") == (route["timeout"], route["idle_timeout"])
 
 
-SHAPES: Final = {
+SHAPES: Final[dict[str, dict[str, object]]] = {
     "openai.chat": {"type": "server_error", "param": None, "code": None},
     "anthropic.messages": {"type": "timeout_error"},
     "gemini.generate": {"code": 504, "status": "DEADLINE_EXCEEDED"},
