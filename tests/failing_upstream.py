@@ -85,10 +85,10 @@ class FailingUpstream:
                 assert request.transport is not None
                 request.transport.abort()
             case Failure.SILENT_STREAM:
-                reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
-                await reply.prepare(request)
+                stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await stream.prepare(request)
                 await self._over.wait()
-                return reply
+                return stream
             case int() if fate != 200:
                 return web.json_response({"error": fate}, status=fate, headers=self._headers)
         if isinstance(fate, Failure):
