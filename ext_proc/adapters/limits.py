@@ -57,11 +57,11 @@ class Bucket:
 
     def take(self, now_ns: int, gap_ns: int, burst: int) -> bool:
         """Take a token, of which one comes in `gap_ns`; return whether there was one."""
-        full_at_ns = max(self._full_at_ns, now_ns)
-        if full_at_ns - now_ns > (burst - 1) * gap_ns:
-            return False
-        self._full_at_ns = full_at_ns + gap_ns
-        return True
+        # No later than an empty one would be: the rate may have been another.
+        full_at_ns = min(max(self._full_at_ns, now_ns), now_ns + burst * gap_ns)
+        has_one = full_at_ns - now_ns <= (burst - 1) * gap_ns
+        self._full_at_ns = full_at_ns + gap_ns if has_one else full_at_ns
+        return has_one
 
 
 class Gate:

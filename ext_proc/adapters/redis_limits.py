@@ -27,7 +27,8 @@ from filters.errors import PortError
 LEASE_MS: Final = 6_000  # how long places of a gateway that was killed are missing
 BEAT_S: Final = 2.0  # between two renewals: one may fail
 AT_ONCE: Final = 500  # leases renewed together: a server is held up for less than a millisecond
-# A lease that ends later than any does was given before the server's clock was set back.
+# A lease that ends later than any does was given before the server's clock was set back, and a
+# bucket that would be full later than an empty one is was filled before that, or at another rate.
 _TAKE: Final = b"""
 local time=redis.call('TIME')
 local us=time[1]*1000000+time[2]
@@ -38,10 +39,11 @@ redis.call('ZREMRANGEBYSCORE',KEYS[1],ms+2*ttl,'+inf')
 if redis.call('ZCARD',KEYS[1])>=most then return 1 end
 if gap>0 then
 local burst=tonumber(ARGV[5])
-local full=math.min(math.max(tonumber(redis.call('GET',KEYS[2])) or us,us),us+burst*gap)
-if full-us>(burst-1)*gap then return 2 end
-full=full+gap
+local full=math.min(math.max(tonumber(redis.call('GET',KEYS[2]) or us),us),us+burst*gap)
+local empty=full-us>(burst-1)*gap
+if not empty then full=full+gap end
 redis.call('SET',KEYS[2],string.format('%.0f',full),'PX',math.ceil((full-us)/1000)+1)
+if empty then return 2 end
 end
 redis.call('ZADD',KEYS[1],ms+ttl,ARGV[1])
 redis.call('PEXPIRE',KEYS[1],ttl)

@@ -226,6 +226,16 @@ async def test_a_long_pause_saves_up_no_more_than_a_burst(doors: Doors) -> None:
     assert await doors.is_full("slow")
 
 
+async def test_another_rate_counts_at_once(doors: Doors) -> None:
+    """Nobody waits for a token that would have come long after."""
+    await doors.enter(4, "slow")
+    assert await doors.is_full("slow")
+    doors.follow({"slow": PoolLimits(concurrent=100, rate=100_000.0, burst=1)})
+    async with asyncio.timeout(PATIENT_S):
+        while await doors.is_full("slow"):
+            await doors.age(1e-5)
+
+
 async def test_who_finds_no_place_takes_no_token(doors: Doors) -> None:
     """It went elsewhere."""
     (first,) = await doors.enter(1, "both")

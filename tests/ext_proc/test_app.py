@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ext_proc.adapters.limits import PoolLimits
 from ext_proc.adapters.membership import Fixed
 from ext_proc.adapters.replicas import Figures, ReplicaSettings
-from ext_proc.app import open_transport, replicas_of
+from ext_proc.app import limits_of, open_transport, replicas_of
 from ext_proc.config import ServerSettings, Settings, Transport, read_settings
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Stream
@@ -78,6 +79,22 @@ def test_the_replicas_of_pools_are_followed_where_a_profile_picks() -> None:
     expected = {"full": ReplicaSettings(Fixed(("10.0.0.1:8000",)), "blend", 1.0, 2.0, 4.0, 0.0)}
     assert expected == replicas_of(settings(pools, "{raw: {}, picks: {pick: {}}}"))
     assert {} == replicas_of(settings(pools, "{raw: {}}"))
+
+
+def test_limits_are_those_of_the_pools_that_have_some() -> None:
+    """32 at once and what comes, unless they say otherwise; a burst is what a second brings."""
+    pools = (
+        "{full: {cluster: gpu}, least: {cluster: gpu, limits: {}},"
+        " all: {cluster: gpu, limits: {concurrent: 8, rate: 20, burst: 40}},"
+        " rate: {cluster: gpu, limits: {rate: 2.5}}, rare: {cluster: gpu, limits: {rate: 0.1}}}"
+    )
+    expected = {
+        "least": PoolLimits(32, 0.0, 1),
+        "all": PoolLimits(8, 20.0, 40),
+        "rate": PoolLimits(32, 2.5, 3),
+        "rare": PoolLimits(32, 0.1, 1),
+    }
+    assert expected == limits_of(settings(pools, "{raw: {}}"))
 
 
 def test_how_the_pools_are_is_shown() -> None:
