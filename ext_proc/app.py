@@ -10,12 +10,14 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
+
+import msgspec
 
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.error_breaker import Limits as BreakerLimits
@@ -26,6 +28,7 @@ from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.pool_breakers import PoolBreakers
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
+from ext_proc.adapters.stages import PoolStages, Stage
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
@@ -33,6 +36,7 @@ from ext_proc.admin import Admin
 from ext_proc.cache_desk import CacheDesk
 from ext_proc.config import (
     BreakerSettings,
+    FilterSettings,
     FullSettings,
     PoolSettings,
     ProfileSettings,
@@ -48,14 +52,15 @@ from ext_proc.config import (
     pools_of,
 )
 from ext_proc.handler import ExtProc
-from ext_proc.session import Gateway, Observer, Pool, Profile
+from ext_proc.session import Gateway, Observer, Pool, Profile, tenant_of
 from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.breakers import PoolBreakerFigures
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
 from ext_proc.telemetry.replicas import ReplicaFigures
+from ext_proc.telemetry.trials import TrialMetrics
 from ext_proc.transport import Handler, Server
-from filters.api import Clock, Ports, Quality, Store
+from filters.api import Clock, Ports, Quality, RequestHead, Step, Store
 from filters.cache import CacheFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
@@ -63,6 +68,7 @@ from filters.fingerprint import fingerprint
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import NO_POOLS, Offer, Pools
+from filters.stage import StageConfig, StageFilter
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -121,6 +127,7 @@ async def running(
     replicas = FollowedReplicas(clock, telemetry.log)
     telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
     limits = open_limits(redis, clock, telemetry)
+    stages = open_stages(settings, clock, workers, telemetry)
     breakers = PoolBreakers(clock, telemetry.log)
     telemetry.metrics.registry.register(PoolBreakerFigures(breakers.figures))
     ports = Ports(
@@ -133,6 +140,7 @@ async def running(
         models=models,
         replicas=replicas,
         limits=limits,
+        stages=stages,
         breakers=breakers,
     )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
@@ -146,6 +154,7 @@ async def running(
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
+        stages.follow(stages_of(changed))
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
         breakers.follow(breakers_of(changed))
@@ -169,8 +178,10 @@ async def running(
         closing.push_async_callback(limits.close)
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
+        closing.push_async_callback(stages.close)
         closing.callback(models.close)
         closing.push_async_callback(replicas.close)
+        stages.follow(stages_of(settings))
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))
         breakers.follow(breakers_of(settings))
@@ -345,6 +356,22 @@ def open_workers(telemetry: Telemetry) -> WorkerPool:
     return workers
 
 
+def open_stages(
+    settings: Settings, clock: Clock, workers: WorkerPool, telemetry: Telemetry
+) -> PoolStages:
+    """Return what brings pools in and asks their shadows."""
+    watch = TrialMetrics(lambda: stages.shares)
+    nobody = tenant_of(RequestHead("POST", "/", {}), "")
+    egress = parse_listen(settings.server.egress)
+    stages = PoolStages(egress, clock, workers, watch, nobody=nobody)
+    telemetry.metrics.registry.register(watch)
+    telemetry.read("trial_shadows", "Shadows that are being asked", lambda: stages.under_way)
+    telemetry.read(
+        "trial_held_bytes", "Requests that are held for shadows", lambda: stages.held_bytes
+    )
+    return stages
+
+
 async def warm(workers: WorkerPool) -> None:
     """Start a process before it is needed: the first long prompt would wait 0.2 s for it."""
     with contextlib.suppress(PortError):
@@ -373,7 +400,7 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
         name: Profile(
             name,
             pools[profile.pool],
-            Pipeline(profile.filters, ports),
+            Pipeline(with_stages(profile, settings), ports),
             shaped_by(profile, settings.pools),
         )
         for name, profile in settings.profiles.items()
@@ -387,6 +414,20 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
         picker=settings.picker.profile,
         most_body_bytes=settings.server.max_message,
     )
+
+
+def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
+    """Return a profile's filters, and who looks on as long as some pool is on its way in.
+
+    It stands before `pick`: where no other filter asked for the stage, it chooses the pool.
+    """
+    filters = profile.filters
+    pools = pools_of(profile, settings.pools)
+    if not filters or all(settings.pools[name].stage is None for name in pools):
+        return filters
+    places = (at for at, (kind, _) in enumerate(filters) if kind is PickFilter)
+    at = next(places, len(filters))
+    return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
 
 
 def offers_of(settings: Settings) -> Pools:
@@ -414,6 +455,22 @@ def _offer(name: str, pool: PoolSettings) -> Offer:
         up_to=(tokens.up_to or 0) if tokens else 0,
         fallback=pool.fallback or "",
     )
+
+
+def stages_of(settings: Settings) -> dict[str, Stage]:
+    """Return the stages by the pool whose place is taken."""
+    return {
+        name: Stage(
+            how.step,
+            how.pool,
+            settings.pools[how.pool].cluster,
+            how.share,
+            deadline_s=how.deadline,
+            at_once=how.at_once,
+        )
+        for name, pool in settings.pools.items()
+        if (how := pool.stage) is not None
+    }
 
 
 def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
@@ -470,13 +527,32 @@ def bound_of(full: FullSettings | None) -> Bound | None:
 
 
 def shaped_by(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> str:
-    """Return a hash of what decides how a profile's prompts are prepared and who answers them."""
+    """Return a hash of what decides how a profile's prompts are prepared and who answers them.
+
+    A pool that took another one's place is that: the hash stays when its stage is taken out, and
+    its servers get the other's name.
+    """
+    moved = {name for name, pool in pools.items() if pool.stage and pool.stage.step is Step.FULL}
+    pools = settled(pools, moved)
     servers = {
         name: [one.cluster, one.quality, one.context, one.serves, one.fallback]
         for name, one in pools.items()
         if name in pools_of(profile, pools)
     }
     return fingerprint(profile.filters, [profile.pool, servers])
+
+
+def settled(pools: Mapping[str, PoolSettings], moved: Collection[str]) -> dict[str, PoolSettings]:
+    """Return pools without stages, those that `moved` with the servers that take their place."""
+    return {
+        name: msgspec.structs.replace(
+            pools[pool.stage.pool] if pool.stage and name in moved else pool,
+            serves=pool.serves,
+            fallback=pool.fallback,
+            stage=None,
+        )
+        for name, pool in pools.items()
+    }
 
 
 def _version() -> str:

@@ -150,25 +150,29 @@ class EgressUpstream:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
-            egress = self._egress
-            connector: aiohttp.BaseConnector
-            options: Any = {"limit": 0, "keepalive_timeout": IDLE_S}  # `calls` has the bound
-            if isinstance(egress, str):
-                path = f"\0{egress[1:]}" if egress.startswith("@") else egress
-                connector = aiohttp.UnixConnector(path, **options)
-                base = "http://forebay"
-            else:
-                connector = aiohttp.TCPConnector(**options)
-                host, port = egress
-                base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            self._http = aiohttp.ClientSession(
-                base,
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),  # an answer must not mark the next question
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
-                skip_auto_headers=("user-agent", "accept", "accept-encoding"),
-            )
+            self._http = open_egress(self._egress)
         return self._http
+
+
+def open_egress(egress: str | tuple[str, int]) -> aiohttp.ClientSession:
+    """Return what asks by way of the listener at `egress`; it connects when it is first used."""
+    connector: aiohttp.BaseConnector
+    options: Any = {"limit": 0, "keepalive_timeout": IDLE_S}  # whoever asks has a bound
+    if isinstance(egress, str):
+        path = f"\0{egress[1:]}" if egress.startswith("@") else egress
+        connector = aiohttp.UnixConnector(path, **options)
+        base = "http://forebay"
+    else:
+        connector = aiohttp.TCPConnector(**options)
+        host, port = egress
+        base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return aiohttp.ClientSession(
+        base,
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),  # an answer must not mark the next question
+        timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
+        skip_auto_headers=("user-agent", "accept", "accept-encoding"),
+    )
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:
