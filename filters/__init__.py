@@ -11,6 +11,7 @@ from filters.params import ParamsFilter
 from filters.pick import PickFilter
 from filters.route import RouteFilter
 from filters.shape import ShapeFilter
+from filters.stage import StageFilter
 from filters.think import ThinkFilter
 
 BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
@@ -26,3 +27,6 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "pick": PickFilter,
 }
 """Every filter a profile may name: config key to class."""
+
+UNNAMED: Final[tuple[type[Filter[Any]], ...]] = (StageFilter,)
+"""Filters that stand in no profile: another setting puts them there."""

@@ -771,8 +771,6 @@ class Exchange:
     prompt: Prompt
     pool: str
     """Name of the pool that serves it; the profile's own unless a filter chooses another."""
-    shadow: str = ""
-    """Name of the pool that is asked too, and only compared; none if empty."""
     endpoints: tuple[str, ...] = ()
     """Replicas of that pool, as "ip:port", the first choice first; none: the proxy chooses."""
     subset: tuple[str, ...] | None = None
