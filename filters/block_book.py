@@ -54,21 +54,6 @@ class Chain:
         return [end - start for start, end in pairwise((0, *self.ends))]
 
 
-@dataclass(slots=True)
-class Account:
-    """What was said, in numbers."""
-
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    orphans: int = 0
-    """Blocks behind one that is not known: what was said of that one was lost."""
-    dropped: int = 0
-    """Blocks forgotten for want of memory."""
-    ignored: int = 0
-    """Blocks that are not on the GPU, or of layers that look back only so far."""
-
-
 def ids_of(tokens: Iterable[int]) -> bytes:
     """Return tokens as names are made of them; raise `ValueError` for what is none."""
     try:
@@ -116,7 +101,10 @@ class BlockBook:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.index: Final = PrefixIndex(most_bytes)
         """Whole prompts' blocks by our names."""
-        self.account: Final = Account()
+        self.orphans = 0
+        """Blocks behind one that is not known: what was said of that one was lost."""
+        self.dropped = 0
+        """Blocks forgotten for want of memory."""
         self.block_tokens = 0
         """Of the model server's blocks; 0 before one said so."""
         self._most: Final = most_bytes // BLOCK_BYTES
@@ -149,7 +137,6 @@ class BlockBook:
 
     def clear(self, replica: int) -> None:
         """Take a replica to hold nothing."""
-        self.account.cleared += 1
         self._blocks[replica].clear()
         self._copies[replica].clear()
         self.index.clear(replica)
@@ -195,7 +182,7 @@ class BlockBook:
         if not 0 < block_tokens <= MOST_BLOCK_TOKENS or len(ids) != len(hashes) * step:
             tokens = len(ids) // ID_BYTES
             raise ValueError(f"expected {len(hashes)} blocks of {block_tokens}, got {tokens}")
-        blocks, copies, account = self._blocks[replica], self._copies[replica], self.account
+        blocks, copies = self._blocks[replica], self._copies[replica]
         if adapter and len(self._adapters) < 1_024:
             self._adapters.add(adapter)
         if parent is None:
@@ -203,7 +190,7 @@ class BlockBook:
         elif (known := blocks.get(parent)) is not None:
             name, depth = known & _MASK, known >> 64
         else:
-            account.orphans += len(hashes)
+            self.orphans += len(hashes)
             return
         self.block_tokens = block_tokens
         kept = _sizes(block_tokens)
@@ -220,7 +207,6 @@ class BlockBook:
             if depth in kept:
                 names.append(name)
                 sizes.append(kept[depth])
-        account.stored += len(hashes)
         if names:
             self.index.record(replica, names, sizes)
         self._fit(replica)
@@ -230,7 +216,6 @@ class BlockBook:
         blocks, copies = self._blocks[replica], self._copies[replica]
         gone: list[int] = []
         for block in hashes:
-            self.account.removed += 1
             if block in copies:
                 left = copies[block] - 1
                 if left:
@@ -264,4 +249,4 @@ class BlockBook:
             block, known = blocks.popitem(last=False)
             self._copies[replica].pop(block, None)
             self.index.forget(replica, (known & _MASK,))
-            self.account.dropped += 1
+            self.dropped += 1

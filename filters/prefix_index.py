@@ -29,6 +29,7 @@ class PrefixIndex:
         self._held: Final[dict[int, OrderedDict[int, int]]] = {}
         self._room: Final[dict[int, int]] = {}
         self._tokens: Final[dict[int, int]] = {}
+        self._entered: Final[dict[int, int]] = {}
 
     @property
     def size(self) -> int:
@@ -40,6 +41,7 @@ class PrefixIndex:
         self._room[replica] = room_tokens
         self._held.setdefault(replica, OrderedDict())
         self._tokens.setdefault(replica, 0)
+        self._entered.setdefault(replica, 0)
         for one in self._held:
             self._fit(one)
 
@@ -47,10 +49,15 @@ class PrefixIndex:
         """Return how many tokens a replica is taken to hold."""
         return self._room[replica]
 
+    def entered(self, replica: int) -> int:
+        """Return how many tokens a replica was given, all in all, that it did not hold."""
+        return self._entered[replica]
+
     def remove(self, replica: int) -> None:
         """Forget a replica."""
         self.clear(replica)
-        del self._held[replica], self._room[replica], self._tokens[replica]
+        del self._held[replica], self._room[replica]
+        del self._tokens[replica], self._entered[replica]
 
     def clear(self, replica: int) -> None:
         """Forget what a replica holds: it was started anew."""
@@ -98,6 +105,7 @@ class PrefixIndex:
                 added += size
         if added:
             self._tokens[replica] += added
+            self._entered[replica] += added
             self._fit(replica)
 
     def forget(self, replica: int, blocks: Iterable[int]) -> None:

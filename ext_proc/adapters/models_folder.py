@@ -57,7 +57,7 @@ def read_labels(folder: Path, settings: Mapping[str, Any]) -> Sequence[str]:
     if (path := folder / "labels.json").is_file():
         return _in_order(path, _read_json(path))
     if (path := folder / "labels.txt").is_file():
-        return [line.strip() for line in _read(path).splitlines() if line.strip()]
+        return [line.strip() for line in read_text(path).splitlines() if line.strip()]
     raise PortError(
         f"{folder}: expected labels in config.json (id2label), labels.json or labels.txt, "
         "found none"
@@ -104,7 +104,8 @@ def _in_order(path: Path, labels: Any) -> Sequence[str]:
     raise PortError(f"{path}: expected labels numbered from 0 on, found {str(labels)[:60]}")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return what stands in a file; raise `PortError` for what is no text."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -113,6 +114,6 @@ def _read(path: Path) -> str:
 
 def _read_json(path: Path) -> Any:
     try:
-        return msgspec.json.decode(_read(path))
+        return msgspec.json.decode(read_text(path))
     except (ValueError, RecursionError) as error:
         raise PortError(f"{path}: expected JSON, found: {error}") from None
