@@ -27,6 +27,7 @@ from filters.prefix_blocks import (
 from filters.prefix_index import PrefixIndex
 from filters.replica import Ask, Pick, Replica, Signals
 from filters.strategies import LeastLoad, Strategy
+from filters.warmth import Warmth
 
 EXPLORE_S: Final = 0.02
 """More prefill than that is too much to pay for a look at another replica."""
@@ -107,6 +108,7 @@ class Picker:
         self.book: BlockBook | None = None
         """What replicas say they hold, where they do; set by `listen`."""
         self.replicas: Final[dict[str, Replica]] = {}
+        self.warmth: Final = Warmth()
         self.explore = explore
         self.learns = learns
         self.probes = probes
@@ -154,6 +156,7 @@ class Picker:
         replica = self.replicas.pop(address, None)
         if replica is not None:
             self._numbers &= ~(1 << replica.number)
+            self.warmth.forget(address)
             self.index.remove(replica.number)
             if self.book is not None:
                 self.book.remove(replica.number)
@@ -219,6 +222,8 @@ class Picker:
         )
         if not every:
             raise LookupError("no replica to pick from")
+        if self.warmth:
+            every = self._warm(every, now_s)
         avoided = [one for one in every if self._is_avoided(one, now_s)]
         replicas = every
         probe: Replica | None = None
@@ -319,6 +324,16 @@ class Picker:
             if self.book is not None and pick.ask.chain is not None:
                 held = pick.held * pick.ask.chain.tokens // max(1, pick.ask.tokens)
                 self.book.withdraw(replica.number, pick.ask.chain, held)
+
+    def _warm(self, every: Sequence[Replica], now_s: float) -> Sequence[Replica]:
+        """Leave out who is not warm yet, as long as somebody else answers."""
+        warm, cold = [], []
+        for one in every:
+            takes = self.warmth.takes(one.address, now_s, len(every), self._rng)
+            (warm if takes else cold).append(one)
+        if any(not self._is_avoided(one, now_s) for one in warm):
+            return warm
+        return [one for one in cold if not self._is_avoided(one, now_s)] or every
 
     def _weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
