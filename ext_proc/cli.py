@@ -39,7 +39,7 @@ COMMANDS: Final = {
         "forebay serve --config envoy/forebay.yaml",
     ),
     "simulate": Command(
-        "simulator",
+        "simulate",
         "run simulated vLLM replicas",
         "forebay simulate --replicas 4 --port 9001 --ttft 200ms --rate 40",
     ),

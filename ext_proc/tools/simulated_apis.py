@@ -61,6 +61,7 @@ def sse(data: Json, event: str = "") -> bytes:
 
 
 DONE: Final = sse(b"[DONE]")
+ASSISTANT: Final = '\n{"role":"assistant","content":"'  # as the next request has it
 
 
 def steps(said: Sequence[Said]) -> Iterator[tuple[int, int, str]]:
@@ -140,6 +141,7 @@ class OpenAIChat:
         return Ask(
             model=str(body.get("model", "")),
             prompt=whole(body.get("tools"), *messages),
+            turn=ASSISTANT,
             question=next(
                 (text_in(m["content"]) for m in reversed(messages) if m["role"] == "user"), ""
             ),
@@ -463,6 +465,10 @@ _GEMINI_FINISH: Final = {
 }
 
 
+_GEMINI_MODEL: Final = '\n{"role":"model","parts":[{"text":"'  # as the next request has it,
+_GEMINI_PARTS: Final = '\n{"parts":[{"text":"'  # whichever comes first
+
+
 class Gemini:
     """`generateContent` and `streamGenerateContent` of one model, as an array or as events.
 
@@ -494,6 +500,7 @@ class Gemini:
                 body.get("tools"),
                 *contents,
             ),
+            turn=_GEMINI_MODEL if next(iter(contents[0]), "") == "role" else _GEMINI_PARTS,
             question=text_in(users[-1]["parts"]) if users else "",
             result=self._result(contents[-1]),
             tools=tuple(
@@ -638,6 +645,7 @@ class Anthropic:
         return Ask(
             model=str(body.get("model", "")),
             prompt=whole(body.get("system"), body.get("tools"), *messages),
+            turn=ASSISTANT,
             question=self._text(users[-1]["content"]) if users else "",
             result=self._result(messages[-1]["content"]),
             tools=tuple(

@@ -67,6 +67,8 @@ class Ask:
     model: str
     prompt: str
     """Everything the model reads, in its order: what prefill and prefix cache work on."""
+    turn: str = ""
+    """What stands before an answer, behind the prompt, when the conversation goes on."""
     question: str = ""
     """The text of the last user message."""
     result: str | None = None

@@ -16,22 +16,21 @@ send, with words made from the prompt alone. Request headers command it:
 | `x-test-tokens: 50000` | an answer of exactly so many tokens |
 | `x-test-headers: {"etag": "1"}` | more headers on the reply |
 
-Attempts are requests with the same `x-request-id`, at any replica; the last status stays.
+Attempts are requests with the same `x-request-id`, at any replica; the last status stays. What
+happens to all requests of a replica is said at `/simulator`: see `simulator_desk`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
-import contextlib
 import errno
 import gzip
-import signal
-import zlib
+import math
+import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
@@ -43,13 +42,16 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from ext_proc.tools import simulated_apis as apis
-from ext_proc.tools.arguments import at_least, duration, port, rate
-from ext_proc.tools.simulated_engine import Capacity, Engine, Run, Speed
-from ext_proc.tools.simulated_model import Ask, Spent, say, tokens_of
+from ext_proc.tools import simulator_desk as desk
+from ext_proc.tools.kv_publisher import Publisher
+from ext_proc.tools.replica_faults import ALL, ENDS_IN_RESTART, Fault, Kind
+from ext_proc.tools.replica_life import Life, Model, Running, TooLong
+from ext_proc.tools.replica_time import LoopTimers
+from ext_proc.tools.simulated_model import Ask, Said, Spent, say, tokens_of
+from ext_proc.tools.simulated_replies import Commands, Refused, Sender, apart
 from filters.api import Finish
 from filters.document import Json, encode, parse
-from filters.errors import ConfigError, NotJson
-from filters.units import Duration
+from filters.errors import NotJson
 
 HOST: Final = "127.0.0.1"
 BODY_BYTES: Final = 256 << 20  # more than any gateway lets through, less than a machine has
@@ -60,7 +62,6 @@ MOST_PORT: Final = 65_535
 IDLE_S: Final = 3_600.0  # longer than proxies keep idle connections, so that they close first
 STOP_S: Final = 0.1  # streams are cut when the simulator ends, as when a replica dies
 BACKLOG: Final = 4_096  # a burst of clients that find it full try again only after a second
-APART_S: Final = 0.002  # chunks written in one breath would arrive as one
 ENDPOINTS: Final[tuple[tuple[str, apis.Api], ...]] = (
     ("/chat/completions", apis.OpenAIChat()),
     ("/completions", apis.OpenAICompletions()),
@@ -80,103 +81,225 @@ class Received:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """What the request's headers ask of the simulator."""
-
-    status: int = 200
-    delay_s: float = 0.0
-    chunks: tuple[bytes, ...] | None = None
-    close_bytes: int | None = None
-    close_chunks: int | None = None
-    gzip: bool = False
-    echo: bool = False
-    no_done: bool = False
-    crlf: bool = False
-    tokens: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, headers: Mapping[str, str], attempt: int) -> Commands:
-        """Read the `x-test-` headers; raise `ValueError` for one that means nothing."""
-        statuses = headers.get("x-test-status", "200").split(",")
-        close = headers.get("x-test-close", "").split()
-        in_chunks = len(close) == 2 and close[1].startswith("chunk")
-        tokens = headers.get("x-test-tokens")
-        return cls(
-            status=int(statuses[min(attempt, len(statuses) - 1)]),
-            delay_s=float(headers.get("x-test-delay", 0)),
-            chunks=_chunks(headers["x-test-sse"]) if "x-test-sse" in headers else None,
-            close_bytes=int(close[0]) if close and not in_chunks else None,
-            close_chunks=int(close[0]) if in_chunks else None,
-            gzip="x-test-gzip" in headers,
-            echo="x-test-echo" in headers,
-            no_done="x-test-no-done" in headers,
-            crlf="x-test-crlf" in headers,
-            tokens=int(tokens) if tokens else None,
-            headers=msgspec.json.decode(headers.get("x-test-headers", "{}"), type=dict[str, str]),
-        )
-
-
-def _chunks(value: str) -> tuple[bytes, ...]:
-    if value.startswith("["):
-        return tuple(chunk.encode() for chunk in msgspec.json.decode(value, type=list[str]))
-    return tuple(base64.b64decode(chunk, validate=True) for chunk in value.split(","))
-
-
-class Refused(Exception):
-    """A request gets an error; `status` and `text` go into the provider's shape."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-
-
 class Replica:
-    """One simulated server: an engine behind a port."""
+    """One simulated server: a model behind a port, and how it fails."""
 
     def __init__(
         self,
         name: str,
         models: Sequence[str],
-        engine: Engine,
+        model: Model,
         on_request: Callable[[Received], None],
         attempts: Counter[str],
+        desk: desk.Desk,
+        *,
+        port: int = 0,
+        events_port: int | None = None,
     ) -> None:
+        """Make one that listens at `port`, and tells of blocks at `events_port` and the next one.
+
+        A port of 0 is any free one.
+        """
         self.name: Final = name
-        self.engine: Final = engine
-        self.port = 0
+        self.model: Final = model
+        self.port = port
+        self.faults: Final[dict[Kind, Fault]] = {}
+        self.events_port: Final = events_port
         self._models: Final = models
         self._on_request: Final = on_request
         self._attempts: Final = attempts
+        self._desk: Final = desk
+        self._rng: Final = random.Random(name)  # noqa: S311 - repeatable
+        self._frozen: bytes | None = None
+        self._planned: Final[dict[Kind, asyncio.Task[None]]] = {}
+        self._life: Life | None = None
+        self._publisher: Publisher | None = None
+        self._server: web.Server[web.BaseRequest] | None = None
+        self._listening: asyncio.Server | None = None
+
+    @property
+    def life(self) -> Life:
+        """The life that it lives; only once it has started."""
+        assert self._life is not None
+        return self._life
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """Where it tells of its blocks."""
+        return self._publisher
+
+    @property
+    def listening(self) -> bool:
+        """Whether it takes connections."""
+        return self._listening is not None
+
+    async def start(self) -> None:
+        """Listen; raise `OSError` when a port is taken."""
+        self._server = web.Server(
+            self.handle,
+            request_factory=_request,
+            handler_cancellation=True,  # a client that leaves ends its request, as in vLLM
+            access_log=None,
+            auto_decompress=False,  # what came is what `requests` and an echo show
+            keepalive_timeout=IDLE_S,
+            max_field_size=HEADER_BYTES,
+            max_line_size=HEADER_BYTES,
+        )
+        await self._listen()
+        try:
+            self._live()
+        except OSError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End what runs, and listen no more."""
+        for task in self._planned.values():
+            task.cancel()
+        self._planned.clear()
+        self._end_life()
+        self._close()
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(STOP_S)
+
+    def plan(self, fault: Fault, *, keep: asyncio.BaseTransport | None = None) -> None:
+        """Have it fail, now or later; the connection `keep` outlives a crash."""
+        self._unplan(fault.kind)
+        if not fault.after_s:
+            self._fail(fault, keep)
+        if fault.after_s or fault.for_s < math.inf:
+            self._planned[fault.kind] = asyncio.create_task(self._happen(fault))
+
+    async def recover(self, *kinds: Kind, keep: asyncio.BaseTransport | None = None) -> None:
+        """Have it fail no longer, in some ways or in any; the connection `keep` stays."""
+        for kind in kinds or tuple(Kind):
+            self._unplan(kind)
+            await self._recover(kind, keep)
+
+    def _unplan(self, kind: Kind) -> None:
+        if (task := self._planned.pop(kind, None)) is not None:
+            task.cancel()
+
+    async def _happen(self, fault: Fault) -> None:
+        if fault.after_s:
+            await asyncio.sleep(fault.after_s)
+            self._fail(fault, None)
+        if fault.for_s < math.inf:
+            await asyncio.sleep(fault.for_s)
+            await self._recover(fault.kind, None)
+
+    def _fail(self, fault: Fault, keep: asyncio.BaseTransport | None) -> None:
+        self.faults[fault.kind] = fault
+        self._suffer(fault)
+        if fault.kind is Kind.CRASH:
+            self._end_life()
+            self._close()
+            self._drop_connections(keep)
+
+    def _suffer(self, fault: Fault) -> None:
+        """Have the life it lives suffer from a fault."""
+        life = self.life
+        match fault.kind:
+            case Kind.SLOW:
+                life.timed.speed = self.model.speed / fault.factor
+            case Kind.HANG:
+                life.timed.stop()
+            case Kind.SILENT:
+                life.timed.stop()
+                life.silent = True
+            case Kind.FROZEN:
+                self._frozen = self._frozen or life.metrics()
+
+    async def _recover(self, kind: Kind, keep: asyncio.BaseTransport | None) -> None:
+        if self.faults.pop(kind, None) is None:
+            return
+        if kind is Kind.SLOW:
+            self.life.timed.speed = self.model.speed
+        elif kind is Kind.FROZEN:
+            self._frozen = None
+        elif kind in ENDS_IN_RESTART:
+            self._end_life()
+            self._drop_connections(keep)
+            if Kind.CRASH not in self.faults:
+                self._live()
+                for fault in self.faults.values():
+                    self._suffer(fault)
+                if self._listening is None:
+                    await self._listen()
+
+    def _live(self) -> None:
+        """Begin a life."""
+        if self.events_port is not None:
+            port = self._publisher.port if self._publisher else self.events_port
+            replay = self._publisher.replay_port if self._publisher else port and port + 1
+            self._publisher = Publisher(port, replay)
+        self._life = Life(self.model, self._models[0], LoopTimers(), self._publisher)
+
+    def _end_life(self) -> None:
+        if self._life is not None:
+            self._life.timed.stop()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    async def _listen(self) -> None:
+        assert self._server is not None
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._server, HOST, self.port, backlog=BACKLOG)
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    def _close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def _drop_connections(self, keep: asyncio.BaseTransport | None) -> None:
+        if self._server is not None:
+            for connection in list(self._server.connections):
+                transport = connection.transport
+                if isinstance(transport, asyncio.Transport) and transport is not keep:
+                    transport.abort()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         path = request.path
+        if path == desk.PATH or path.startswith(f"{desk.PATH}/"):
+            return await self._desk.answer(request, self)
+        if Kind.HANG in self.faults:
+            await _for_ever()
         if path == "/health":
             return web.Response(headers=self._headers(Commands()))
         if path == "/metrics":
-            text = self.engine.meters.render()
-            return web.Response(body=text, headers={"content-type": "text/plain; version=0.0.4"})
+            return await self._metrics()
         body = await request.read()
         headers = {
             name.lower(): ", ".join(request.headers.getall(name)) for name in request.headers
         }
         received = Received(self.name, request.method, request.raw_path, headers, body)
         self._on_request(received)
+        if Kind.SILENT in self.faults:
+            await _for_ever()
         commands = Commands()
         try:
+            error = self.faults.get(Kind.ERROR)
+            if error is not None and self._rng.random() < error.share:
+                raise Refused(error.status, f"Simulated error {error.status}.")
             commands = Commands.read(headers, self._attempt(headers))
             if commands.delay_s:
                 await asyncio.sleep(commands.delay_s)
             if commands.status >= 400:
                 raise Refused(commands.status, f"Simulated error {commands.status}.")
             return await self._answer(request, received, commands)
-        except (Refused, ValueError, msgspec.MsgspecError) as error:
+        except (Refused, TooLong, ValueError, msgspec.MsgspecError) as error:
             status = error.status if isinstance(error, Refused) else 400
             reply = Sender(request, self._headers(commands), commands)
             return await reply.whole(encode(apis.error(path, headers, status, str(error))), status)
+
+    async def _metrics(self) -> web.StreamResponse:
+        if Kind.STALE in self.faults:
+            await _for_ever()
+        page = self._frozen or self.life.metrics()
+        return web.Response(body=page, headers={"content-type": "text/plain; version=0.0.4"})
 
     def _attempt(self, headers: Mapping[str, str]) -> int:
         """Return how often the request's id came before."""
@@ -197,7 +320,7 @@ class Replica:
         if commands.echo:
             return await sender.whole(_echo(received))
         if commands.chunks is not None:
-            return await sender.stream(apis.SSE, _apart(commands.chunks))
+            return await sender.stream(apis.SSE, apart(commands.chunks))
         path = request.path
         if request.method in ("GET", "HEAD") and "/models" in path:
             return await sender.whole(encode(apis.models(path, received.headers, self._models)))
@@ -214,8 +337,8 @@ class Replica:
         if api is None or ask is None:
             text, reply = plain
             if text:
-                async with self.engine.run(text) as run:
-                    run.finish("stop")
+                async with self.life.run(text, ("",), (0,)):
+                    pass
             return await sender.whole(encode(reply))
         return await self._generate(sender, api, ask)
 
@@ -251,16 +374,18 @@ class Replica:
         said = [say(ask, choice, tokens) for choice in range(ask.choices)]
         spent = Spent(tokens_of(ask.prompt), sum(len(one.pieces) for one in said))
         cut = any(one.finish is Finish.LENGTH for one in said)
-        async with self.engine.run(ask.prompt, len(said)) as run:
-            sender.headers["x-simulated-cached-tokens"] = str(run.cached_tokens)
+        async with self.life.run(
+            ask.prompt,
+            [_as_it_comes_back(ask, one) for one in said],
+            [len(one.pieces) for one in said],
+            reason="length" if cut else "stop",
+        ) as running:
+            sender.headers["x-simulated-cached-tokens"] = str(running.cached_tokens)
             if ask.stream:
                 kind, frames = api.stream(ask, said, spent)
-                response = await sender.stream(kind, _timed(run, frames, sender.commands))
-            else:
-                await run.decode(apis.length(said))
-                response = await sender.whole(encode(api.reply(ask, said, spent)))
-            run.finish("length" if cut else "stop")
-        return response
+                return await sender.stream(kind, _timed(running, frames, sender.commands))
+            await running.reach(apis.length(said))
+            return await sender.whole(encode(api.reply(ask, said, spent)))
 
 
 def _request(
@@ -302,95 +427,22 @@ def _echo(received: Received) -> bytes:
     )
 
 
-async def _apart(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for index, chunk in enumerate(chunks):
-        if index:
-            await asyncio.sleep(APART_S)
-        yield chunk
+def _as_it_comes_back(ask: Ask, said: Said) -> str:
+    """Return what stands behind the prompt when the conversation goes on."""
+    return ask.turn + encode(said.text).decode()[1:-1] if ask.turn else said.text
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
 
 
 async def _timed(
-    run: Run, frames: Iterator[apis.Frame], commands: Commands
+    run: Running, frames: Iterator[apis.Frame], commands: Commands
 ) -> AsyncIterator[bytes]:
     for frame in frames:
-        await run.decode(frame.step)
+        await run.reach(frame.step)
         if not (frame.last and commands.no_done):
             yield frame.data.replace(b"\n", b"\r\n") if commands.crlf else frame.data
-
-
-class Sender:
-    """Writes one reply, compressed or cut off as the commands say."""
-
-    def __init__(
-        self, request: web.BaseRequest, headers: dict[str, str], commands: Commands
-    ) -> None:
-        self.headers: Final = headers
-        self.commands: Final = commands
-        self._request: Final = request
-        self._zip: Final = zlib.compressobj(wbits=31) if commands.gzip else None  # 31: gzip
-
-    async def whole(self, body: bytes, status: int | None = None) -> web.StreamResponse:
-        """Send a body of known length."""
-        data = self._pack(body) + (self._zip.flush() if self._zip else b"")
-        response = self._response(apis.JSON, status)
-        response.content_length = len(data)
-
-        async def once() -> AsyncIterator[bytes]:
-            yield data
-
-        return await self._write(response, once())
-
-    async def stream(self, kind: str, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
-        """Send chunks as they come; the head goes out with the first one."""
-
-        async def packed() -> AsyncIterator[bytes]:
-            async for chunk in chunks:
-                flushed = self._zip.flush(zlib.Z_SYNC_FLUSH) if self._zip else b""
-                yield self._pack(chunk) + flushed
-            if self._zip:
-                yield self._zip.flush()
-
-        return await self._write(self._response(kind, None), packed())
-
-    def _pack(self, data: bytes) -> bytes:
-        return self._zip.compress(data) if self._zip else data
-
-    def _response(self, kind: str, status: int | None) -> web.StreamResponse:
-        headers = {"content-type": kind, **self.headers}
-        if self._zip:
-            headers["content-encoding"] = "gzip"
-        return web.StreamResponse(status=status or self.commands.status, headers=headers)
-
-    async def _write(
-        self, response: web.StreamResponse, chunks: AsyncIterator[bytes]
-    ) -> web.StreamResponse:
-        left, count = self.commands.close_bytes, 0
-        if left == 0:
-            self._drop()
-            return response
-        if self._request.method == "HEAD":
-            await response.prepare(self._request)
-            return response
-        async for chunk in chunks:
-            if not response.prepared:
-                await response.prepare(self._request)
-            if left is not None and len(chunk) >= left:
-                await response.write(chunk[:left])
-                self._drop()
-                break
-            await response.write(chunk)
-            left = None if left is None else left - len(chunk)
-            count += 1
-            if count == self.commands.close_chunks:
-                self._drop()
-                break
-        if not response.prepared:
-            await response.prepare(self._request)
-        return response
-
-    def _drop(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.close()
 
 
 class Simulator:
@@ -409,20 +461,36 @@ class Simulator:
         port: int = 0,
         names: Sequence[str] = (),
         models: Sequence[str] = ("simulated",),
-        speed: Speed = Speed(ttft_s=0.0, prefill_rate=0.0, decode_rate=0.0),  # noqa: B008  # frozen
-        capacity: Capacity = Capacity(),  # noqa: B008  # likewise
+        model: Model = Model(),  # noqa: B008  # frozen
+        faults: Sequence[tuple[str, Fault]] = (),
+        events_port: int | None = None,
         keep: int = KEPT_REQUESTS,
         on_request: Callable[[Received], None] | None = None,
     ) -> None:
+        """Make them, to fail from the start on as `faults` say, each of a replica or of `*`.
+
+        With an `events_port` the first one tells of its blocks there and can be asked for what was
+        missed at the next one, and so on.
+        """
         self.requests: Final[deque[Received]] = deque(maxlen=keep)
         attempts: Counter[str] = Counter()
         take = on_request or self.requests.append
-        self.replicas: Final = [
-            Replica(name, models, Engine(models[0], speed, capacity), take, attempts)
-            for name in names or [f"replica-{index}" for index in range(replicas)]
-        ]
-        self._first_port: Final = port
-        self._runners: Final[list[web.ServerRunner]] = []
+        self.replicas: Final[list[Replica]] = []
+        self._faults: Final = faults
+        at_desk = desk.Desk(self.replicas)
+        for index, name in enumerate(names or [f"replica-{index}" for index in range(replicas)]):
+            self.replicas.append(
+                Replica(
+                    name,
+                    models,
+                    model,
+                    take,
+                    attempts,
+                    at_desk,
+                    port=port and port + index,
+                    events_port=events_port and events_port + 2 * index,
+                )
+            )
 
     @property
     def port(self) -> int:
@@ -440,29 +508,19 @@ class Simulator:
         return f"http://{HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        if self._first_port + len(self.replicas) - 1 > MOST_PORT:  # the next would be 0, 1, 2
+        last = self.replicas[-1]
+        if max(last.port, (last.events_port or 0) + 1) > MOST_PORT:  # the next would be 0, 1, 2
             raise OSError(errno.EADDRNOTAVAIL, "there is no port above 65,535")
-        for index, replica in enumerate(self.replicas):
-            server = web.Server(
-                replica.handle,
-                request_factory=_request,
-                handler_cancellation=True,  # a client that leaves ends its request, as in vLLM
-                access_log=None,
-                auto_decompress=False,  # what came is what `requests` and an echo show
-                keepalive_timeout=IDLE_S,
-                max_field_size=HEADER_BYTES,
-                max_line_size=HEADER_BYTES,
-            )
-            runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
-            await runner.setup()
-            self._runners.append(runner)
-            try:
-                wanted = self._first_port + index if self._first_port else 0
-                await web.TCPSite(runner, HOST, wanted, backlog=BACKLOG).start()
-            except OSError:
-                await self._stop()
-                raise
-            replica.port = runner.addresses[0][1]
+        try:
+            for replica in self.replicas:
+                await replica.start()
+        except OSError:
+            await self._stop()
+            raise
+        for name, fault in self._faults:
+            for replica in self.replicas:
+                if name in (ALL, replica.name):
+                    replica.plan(fault)
         return self
 
     async def __aexit__(
@@ -474,83 +532,5 @@ class Simulator:
         await self._stop()
 
     async def _stop(self) -> None:
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
-
-
-# --- `forebay simulate` --------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `forebay simulate`."""
-    speed, capacity = Speed(), Capacity()
-    # Two at 8081 and 8082 are what the shipped envoy/forebay.yaml has as its two pools.
-    parser.add_argument("--replicas", type=at_least(1), default=2, metavar="N", help="how many (2)")
-    parser.add_argument(
-        "--port", type=port, default=8081, help="of the first replica, 0 for free ones (8081)"
-    )
-    parser.add_argument("--names", metavar="A,B", help="their names, instead of --replicas")
-    parser.add_argument(
-        "--model", action="append", metavar="NAME", help="listed by /v1/models; all are answered"
-    )
-    parser.add_argument(
-        "--ttft", type=duration, default=Duration(speed.ttft_s), help="before a first token (50ms)"
-    )
-    parser.add_argument(
-        "--rate", type=rate, default=speed.decode_rate, help="tokens/s of a stream, 0: all (80)"
-    )
-    parser.add_argument(
-        "--prefill",
-        type=rate,
-        default=speed.prefill_rate,
-        metavar="RATE",
-        help="prompt tokens/s of a replica, 0: all (8000)",
-    )
-    parser.add_argument(
-        "--slots",
-        type=at_least(1),
-        default=capacity.slots,
-        help="requests at once, others wait (256)",
-    )
-    parser.add_argument(
-        "--blocks", type=at_least(1), default=capacity.blocks, help="KV blocks of 16 tokens (4096)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="do not list the replicas")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run `forebay simulate` until SIGINT or SIGTERM."""
-    import uvloop
-
-    return uvloop.run(_simulate(arguments))
-
-
-async def _simulate(arguments: argparse.Namespace) -> int:
-    names = arguments.names.split(",") if arguments.names else ()
-    simulator = Simulator(
-        replicas=arguments.replicas,
-        port=arguments.port,
-        names=names,
-        models=arguments.model or ["simulated"],
-        speed=Speed(arguments.ttft, arguments.prefill, arguments.rate),
-        capacity=Capacity(slots=arguments.slots, blocks=arguments.blocks),
-        keep=0,
-    )
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(simulator)
-        except OSError as error:
-            raise ConfigError(
-                "--port",
-                f"{arguments.port} or one of the next is not to be had ({error.strerror}); "
-                "choose others, or 0 for free ones",
-            ) from None
-        if not arguments.quiet:
-            for replica in simulator.replicas:
-                print(f"{replica.name}  http://{HOST}:{replica.port}", flush=True)
-        await stop.wait()
-    return 0
+        for replica in self.replicas:
+            await replica.stop()

@@ -7,13 +7,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
 
-from ext_proc.tools.simulated_engine import Speed
+from ext_proc.tools.replica_life import INSTANT, Model
 from ext_proc.tools.simulator import Simulator
 from tests.calls import Caller, Reply, ask_for
 from tests.e2e.conftest import Gateways
@@ -26,7 +27,7 @@ UNASKING: Final = (str(Path(__file__).with_name("unasking_server.py")),)
 CHAT: Final = "openai.chat"
 FULL: Final = "full"
 KEY: Final = "key-of-the-test"  # Forebay's own requests have none
-SPEED: Final = Speed(ttft_s=0.0, prefill_rate=50_000.0, decode_rate=0.0)
+MODEL: Final = Model(replace(INSTANT, prefill_s=1 / 50_000))
 WORDS: Final = ("river", "valley", "meadow", "harbour", "mountain", "forest", "island", "desert")
 
 
@@ -40,7 +41,7 @@ def document(number: int) -> str:
 @pytest.fixture
 async def replicas() -> AsyncIterator[list[Simulator]]:
     """Run four replicas, each of which can be ended alone."""
-    replicas = [Simulator(names=[f"replica-{number}"], speed=SPEED) for number in range(4)]
+    replicas = [Simulator(names=[f"replica-{number}"], model=MODEL) for number in range(4)]
     for replica in replicas:
         await replica.__aenter__()
     yield replicas

@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from ext_proc.tools.simulated_engine import Speed
+from ext_proc.tools.replica_life import Model
 from ext_proc.tools.simulator import Received, Simulator
 from filters.dialects import DIALECTS
 from filters.document import Document
@@ -195,7 +195,7 @@ async def test_a_draft_may_take_longer_than_envoys_message_timeout(
     gateways: Gateways, upstream: Upstream, http: aiohttp.ClientSession, transport: Edit
 ) -> None:
     """Envoy waits a second by itself, and as long as the deadline when it is asked to."""
-    async with Simulator(speed=Speed(SLOW_S, 0.0, 0.0)) as slow:
+    async with Simulator(model=Model(door_s=SLOW_S)) as slow:
         edit = drafting(slow.port, transport, partial(waiting, timeout="1s"), deadline="20s")
         with gateways.open(upstream=upstream, edit=edit) as gateway:
             asked, started = ask_for(CHAT, QUESTION), time.monotonic()

@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -19,7 +19,7 @@ from google import genai
 from google.genai import types
 from openai.types.chat import ChatCompletionToolParam
 
-from ext_proc.tools.simulated_engine import Capacity, Engine, Speed
+from ext_proc.tools.replica_life import INSTANT, Model
 from ext_proc.tools.simulated_model import Ask, say, value_for
 from ext_proc.tools.simulator import Simulator
 from filters.api import Finish
@@ -39,7 +39,6 @@ TOOL: ChatCompletionToolParam = {
 }
 QUESTION = "How is the weather in Lima?"
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say hello"}]}
-INSTANT = Speed(ttft_s=0.0, prefill_rate=0.0, decode_rate=0.0)
 
 
 @pytest.fixture
@@ -710,52 +709,22 @@ async def test_the_metrics_have_vllms_names_and_follow_the_requests(
 
 async def test_requests_beyond_the_slots_wait(http: aiohttp.ClientSession) -> None:
     """The gauges show who runs and who waits; a client that leaves frees its slot."""
-    speed = Speed(ttft_s=60.0)
-    async with Simulator(speed=speed, capacity=Capacity(slots=1)) as simulator:
-        engine = simulator.replicas[0].engine
+    model = Model(replace(INSTANT, step_s=60.0, slots=1))
+    async with Simulator(model=model) as simulator:
+        life = simulator.replicas[0].life
         tasks = [asyncio.create_task(post(http, simulator)) for _ in range(2)]
-        await reach(lambda: (engine.running, engine.waiting) == (1, 1))
+        await reach(lambda: (life.running, life.waiting) == (1, 1))
         samples = await scrape(http, simulator)
         assert samples["vllm:num_requests_running"] == 1
         assert samples["vllm:num_requests_waiting"] == 1
         assert samples["vllm:kv_cache_usage_perc"] > 0
         tasks[0].cancel()
-        await reach(lambda: (engine.running, engine.waiting) == (1, 0))
+        await reach(lambda: life.waiting + life.running == 1)
         tasks[1].cancel()
-        await reach(lambda: engine.running == 0)
+        await reach(lambda: life.waiting + life.running == 0)
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_known_prefix_needs_less_prefill() -> None:
-    """Prefill takes the time of the tokens that are not cached; a block must be whole."""
-    engine = Engine("m", INSTANT, Capacity(block_tokens=16, blocks=8))
-    shared = "x" * 64 * 3
-    cached = []
-    for prompt in (shared + "a" * 40, shared + "b" * 40, "y" * 64 * 8, shared):
-        async with engine.run(prompt) as run:
-            cached.append(run.cached_tokens)
-    assert cached == [0, 48, 0, 0]
-
-
-async def test_held_blocks_count_once() -> None:
-    """Two requests with the same prompt share its blocks; each has one of its own to write in."""
-    engine = Engine("m", INSTANT, Capacity(block_tokens=16, blocks=8))
-    async with engine.run("x" * 128), engine.run("x" * 128):
-        assert engine.usage == (2 + 1 + 1) / 8
-    assert engine.usage == 0
-
-
-async def test_time_passes_as_the_speed_says() -> None:
-    """First token after prefill and ttft, the others at the decode rate."""
-    engine = Engine("m", Speed(ttft_s=0.02, prefill_rate=1_000, decode_rate=500), Capacity())
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    async with engine.run("x" * 40) as run:
-        first = loop.time() - begin
-        await run.decode(11)
-        rest = loop.time() - begin - first
-    assert first >= 0.03
-    assert rest >= 0.02
+        samples = await scrape(http, simulator)
+        assert samples["vllm:kv_cache_usage_perc"] == 0
 
 
 async def reach(condition: Any) -> None:
@@ -805,11 +774,3 @@ def test_the_words_depend_on_the_whole_prompt() -> None:
     assert say(ask) == say(ask)
     assert say(ask).text != say(other).text
     assert say(ask).finish is Finish.STOP
-
-
-def test_the_metric_names_are_in_a_real_dump() -> None:
-    """Every name that the simulator serves stands in what vLLM 0.32 served, kind included."""
-    golden = Path(__file__).parent.parent / "golden" / "vllm_metrics.txt"
-    served = Engine("m", INSTANT, Capacity()).meters.render().decode()
-    kinds = re.compile(r"^# TYPE (vllm:\S+ \w+)$", re.MULTILINE)
-    assert set(kinds.findall(served)) <= set(kinds.findall(golden.read_text()))
