@@ -535,7 +535,7 @@ def shaped_by(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> st
     moved = {name for name, pool in pools.items() if pool.stage and pool.stage.step is Step.FULL}
     pools = settled(pools, moved)
     servers = {
-        name: [one.cluster, one.quality, one.context, one.serves, one.fallback]
+        name: [one.cluster, one.quality, *filter(None, (one.context, one.serves, one.fallback))]
         for name, one in pools.items()
         if name in pools_of(profile, pools)
     }

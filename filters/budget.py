@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from filters.bounds import MOST_CHARS_APART, MOST_TEXTS
 from filters.deadline import Deadline
 from filters.errors import ConfigError, PortError
 from filters.shortening import MOST_ORDERS_CHARS, Plan, Shortened, extract, plan, put_one
-from filters.token_samples import MOST_WHOLE_CHARS, about_tokens
+from filters.token_samples import MOST_WHOLE_CHARS, about_tokens, exact_tokens
 from filters.units import ClusterName, Duration, SomeTime
 
 T = TypeVar("T")
@@ -135,9 +136,7 @@ class BudgetFilter(Filter[BudgetConfig]):
         doubt = DOUBT if chars <= MOST_WHOLE_CHARS else DOUBT_SAMPLED
         if tokens > limit * doubt or tokens * doubt < limit or chars > MOST_CHARS_APART:
             return tokens
-        if chars <= MOST_WHOLE_CHARS:
-            return sum(self.ports.tokens.count(text, model) for text in said)
-        return self.ports.tokens.count("\n".join(said), model)
+        return exact_tokens(said, partial(self.ports.tokens.count, model=model))
 
     async def _shorten(
         self, exchange: Exchange, texts: Sequence[Text], asked_from: int, orders: str

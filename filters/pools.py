@@ -44,6 +44,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether a prompt of `tokens` belongs here, and leaves `room` for the answer."""
         if tokens <= self.above or (self.up_to and tokens > self.up_to):
             return False
+        return self.holds(tokens, room)
+
+    def holds(self, tokens: int, room: int) -> bool:
+        """Tell whether both fit into its context, as far as that is known."""
         return not self.context or tokens + room <= self.context
 
     def cost(self, tokens: int, room: int) -> float:

@@ -20,3 +20,10 @@ def about_tokens(texts: Sequence[str], estimate: Callable[[str], int]) -> int:
     starts = (round(step * index) for index in range(SAMPLES))
     samples = "".join(whole[start : start + SAMPLE_CHARS] for start in starts)
     return round(estimate(samples) * chars / len(samples))
+
+
+def exact_tokens(texts: Sequence[str], count: Callable[[str], int]) -> int:
+    """Return how many tokens `texts` are in all as `count` has it: more, from its own samples."""
+    if sum(map(len, texts)) <= MOST_WHOLE_CHARS:
+        return sum(map(count, texts))
+    return count("\n".join(texts))

@@ -86,10 +86,12 @@ async def test_every_providers_requests_are_routed(
     assert "x-forebay-cluster" not in received.headers
 
 
-async def test_a_high_risk_word_in_a_system_prompt_counts(gateway: Gateway, call: Caller) -> None:
-    """The user's own words are harmless."""
+async def test_a_high_risk_word_in_a_system_prompt_does_not_count(
+    gateway: Gateway, call: Caller
+) -> None:
+    """It says the same of every question, also where the profile's own is harmless."""
     asked = ask_for(CHAT, "List the rules.", system="You give legal advice.")
-    assert "full" == (await _pool(gateway, call, asked))[0]
+    assert "best_effort" == (await _pool(gateway, call, asked))[0]
 
 
 async def test_a_best_effort_answer_stays_one_in_the_store(

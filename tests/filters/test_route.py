@@ -46,10 +46,21 @@ def test_low_risk_words_without_high_risk_ones_downgrade(
     assert pool == routed(ask(dialect, question))
 
 
-@pytest.mark.parametrize("dialect", CHATS)
-def test_a_high_risk_word_in_the_system_prompt_counts(dialect: str) -> None:
-    """A lawyer's assistant is no place for half precision."""
-    assert "full" == routed(ask(dialect, "总结这篇文章", system="You give legal advice."))
+@pytest.mark.parametrize("dialect", [name for name in CHATS if name != "openai.completions"])
+def test_what_a_system_prompt_says_counts_if_the_profile_says_so(dialect: str) -> None:
+    """It is the same for every question; completions have none."""
+
+    def asked() -> Exchange:
+        return ask(dialect, "总结这篇文章", system="You never give legal advice.")
+
+    assert "best_effort" == routed(asked())
+    assert "full" == routed(asked(), RouteConfig(system_words=True))
+
+
+def test_texts_to_embed_ask_for_nothing() -> None:
+    """Vectors of two models cannot be compared."""
+    body = b'{"model": "e", "input": "List the rivers"}'
+    assert "full" == routed(exchange_of("openai.embeddings", body, "/v1/embeddings"))
 
 
 def test_only_the_last_question_is_a_task() -> None:
@@ -81,10 +92,11 @@ def test_the_word_that_decided_is_noted() -> None:
 def test_what_is_too_long_to_be_looked_through_is_not_low_risk() -> None:
     """Others wait while words are looked for, and a risk that nobody saw is still one."""
     long = "x" * (MOST_CHARS - 20)
+    config = RouteConfig(system_words=True)
     exchange = ask("openai.chat", "summarise", system=long)
-    assert "best_effort" == routed(exchange)
+    assert "best_effort" == routed(exchange, config)
     exchange = ask("openai.chat", "summarise", system=long + "and the rest of it")
-    assert "full" == routed(exchange)
+    assert "full" == routed(exchange, config)
     assert "too long to look for high risk" == exchange.notes["route.why"]
     assert "full" == routed(ask("openai.chat", "summarise" + "x" * MOST_CHARS))
 
@@ -92,8 +104,8 @@ def test_what_is_too_long_to_be_looked_through_is_not_low_risk() -> None:
 # --- With a task ---------------------------------------------------------------------------------
 
 
-def routed_with(task: Task, question: str = "What is this?", system: str | None = None) -> Exchange:
-    exchange = ask("openai.chat", question, system=system)
+def routed_with(task: Task, question: str = "What is this?") -> Exchange:
+    exchange = ask("openai.chat", question)
     exchange.task = task
     routed(exchange)
     return exchange
@@ -142,9 +154,9 @@ def test_a_task_for_an_expert_stays_where_it_is(intent: str) -> None:
 
 
 def test_a_high_risk_word_outweighs_the_task() -> None:
-    """Also one in the system prompt, of which the classifier sees nothing."""
+    """The classifier may miss it among others."""
     task = Task("list", "general", 0.99)
-    exchange = routed_with(task, system="You give legal advice.")
+    exchange = routed_with(task, "List what to ask for as legal advice.")
     assert ("full", "high risk: legal advice") == (exchange.pool, exchange.notes["route.why"])
 
 
