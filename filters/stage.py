@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from filters.api import (
@@ -15,11 +15,9 @@ from filters.api import (
     Heard,
     Need,
     Outcome,
-    Prompt,
     Question,
     Verdict,
 )
-from filters.document import Json
 from filters.hearing import Ear, ending_of
 
 _OF_THIS_WAY: Final = ("x-forebay-", "x-envoy-", "x-forwarded-", "x-gateway-", ":")
@@ -31,8 +29,6 @@ _OF_THIS_REQUEST: Final = frozenset(
         *("x-cache", "x-model-quality"),
     )
 )
-_CALLED_BY_CLIENTS: Final = frozenset(("function", "custom"))
-_DECLARED: Final = frozenset(("functionDeclarations", "function_declarations"))
 
 
 class StageConfig(Config, frozen=True):
@@ -79,7 +75,7 @@ class StageFilter(Filter[StageConfig]):
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Say what was heard, and what a shadow is to be asked."""
         staged, ear, stages = exchange.staged, self._ear, self.ports.stages
-        if staged is None or ear is None:
+        if staged is None or ear is None or outcome is Outcome.ANSWERED:
             return
         heard = self._heard(exchange, ear, outcome)
         if isinstance(heard, str):
@@ -108,31 +104,11 @@ class StageFilter(Filter[StageConfig]):
 
 def _why_not_again(exchange: Exchange, heard: Heard) -> str:
     """Return why no other pool is asked, empty when it is."""
-    prompt = exchange.prompt
     if heard.ending not in (Ending.ANSWERED, Ending.FAILED):
         return heard.ending
-    if prompt.stateful:
-        return "stateful"  # what the one provider remembers, the other does not know
-    if _acts(prompt):
-        return "tools"
-    return ""
-
-
-def _acts(prompt: Prompt) -> bool:
-    """Tell whether the provider may call tools by itself, which must not happen twice."""
-    if prompt.document.get(("mcp_servers",), None):
-        return True
-    return not all(_is_called_by_client(tool) for tool in prompt.tools())
-
-
-def _is_called_by_client(tool: Json) -> bool:
-    if not isinstance(tool, Mapping):
-        return False
-    return (
-        tool.get("type") in _CALLED_BY_CLIENTS
-        or "input_schema" in tool
-        or (bool(tool) and tool.keys() <= _DECLARED)
-    )
+    # What the one provider remembers, the other does not know; and the tools that a provider calls
+    # by itself must not be called twice.
+    return "stateful" if exchange.prompt.stateful else ""
 
 
 def _question(exchange: Exchange) -> Question:
