@@ -23,8 +23,8 @@ from ext_proc.tools.replica_tokens import TextWork
 from filters.errors import ConfigError
 
 if TYPE_CHECKING:
-    import zmq
-    import zmq.asyncio
+    import zmq.asyncio as asyncio_zmq
+    from zmq import Socket
 
 HOST: Final = "127.0.0.1"
 TOPIC: Final = b""  # vLLM's, unless told otherwise
@@ -102,12 +102,12 @@ class Publisher:
     def __init__(self, port: int = 0, replay_port: int = 0) -> None:
         """Listen at two ports, 0 for free ones; raise `OSError` when one is taken."""
         zmq = load_zmq()
-        self._context: Final[zmq.asyncio.Context] = zmq.asyncio.Context()
+        self._context: Final[asyncio_zmq.Context] = zmq.asyncio.Context()
         self._number = 0
         self._batches: Final[deque[tuple[int, bytes]]] = deque(maxlen=KEPT_BATCHES)
         # Sending to subscribers never waits: what one does not take in time is lost for it.
-        self._events: Final[zmq.Socket[bytes]] = zmq.Socket(self._context, zmq.PUB)
-        self._replay: Final[zmq.asyncio.Socket] = self._context.socket(zmq.ROUTER)
+        self._events: Final[Socket[bytes]] = zmq.Socket(self._context, zmq.PUB)
+        self._replay: Final[asyncio_zmq.Socket] = self._context.socket(zmq.ROUTER)
         self._events.set_hwm(MOST_WAITING)
         try:
             self.port: Final = _bind(self._events, port)

@@ -114,7 +114,7 @@ class Replica:
         self._planned: Final[dict[Kind, asyncio.Task[None]]] = {}
         self._life: Life | None = None
         self._publisher: Publisher | None = None
-        self._server: web.Server[web.BaseRequest] | None = None
+        self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
 
     @property

@@ -30,10 +30,19 @@ _FAULTS: Final = f"{PATH}/faults"
 class Replica(Protocol):
     """What can fail here."""
 
-    name: Final[str]
-    model: Final[Model]
     port: int
-    faults: Final[dict[Kind, Fault]]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def model(self) -> Model:
+        """What it is made of."""
+
+    @property
+    def faults(self) -> Mapping[Kind, Fault]:
+        """What it suffers from."""
 
     @property
     def life(self) -> Life:
