@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from filters.block_book import Chain
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
 from filters.pools import NO_POOLS, Pools
@@ -428,10 +429,19 @@ class Picked(Protocol):
 
 
 class Replicas(Protocol):
-    """Knows the replicas of each pool, and chooses among them. Waits for nothing, never fails."""
+    """Knows the replicas of each pool, and chooses among them. Only `read` waits; nothing fails."""
 
     def has(self, pool: str) -> bool:
         """Tell whether there is any choice for `pool`; without, its prompts need not be shown."""
+
+    def reads(self, pool: str) -> bool:
+        """Tell whether the replicas of `pool` say which tokens they hold, and prompts are read."""
+
+    async def read(self, pool: str, prompt: Prompt, *, shared: bool) -> Chain | None:
+        """Cut a prompt as its model does, for `pick`; None if that cannot be done, or not in time.
+
+        `shared` lets it profit from what others asked.
+        """
 
     def pick(
         self,
@@ -442,12 +452,13 @@ class Replicas(Protocol):
         tokens: int = 0,
         watched: bool = True,
         subset: Collection[str] | None = None,
+        chain: Chain | None = None,
     ) -> Picked | None:
         """Choose a replica for a prompt; None where there is none, or none of `subset`.
 
         Prompts are compared from their beginnings on, apart for each `seed`. Of one not given
         whole, `tokens` says its length. `watched` promises that `started` is called with the first
-        token, not only with the whole answer.
+        token, not only with the whole answer. `chain` is what `read` returned for it.
         """
 
     def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
@@ -464,6 +475,14 @@ class NoReplicas:
         """Tell that there is no choice."""
         return False
 
+    def reads(self, pool: str) -> bool:
+        """Read nothing."""
+        return False
+
+    async def read(self, pool: str, prompt: Prompt, *, shared: bool) -> Chain | None:
+        """Read nothing."""
+        return None
+
     def pick(
         self,
         pool: str,
@@ -473,6 +492,7 @@ class NoReplicas:
         tokens: int = 0,
         watched: bool = True,
         subset: Collection[str] | None = None,
+        chain: Chain | None = None,
     ) -> Picked | None:
         """Choose nobody."""
         return None

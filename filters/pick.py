@@ -25,6 +25,8 @@ from filters.errors import NO_REPLICA, FilterError
 from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES
 
 _ENDS: Final = Need.HEAD | Need.END  # 1 us each time it is put together
+_READ: Final = ("openai.chat", "openai.completions")
+"""Dialects whose prompts can be read as their model reads them: vLLM's chat template is theirs."""
 FIRST_ERROR: Final = 400
 """A reply of such a status or above says nothing of what was prefilled."""
 
@@ -69,6 +71,9 @@ class PickFilter(Filter[PickConfig]):
         shown, tokens = beginning(prompt)
         tenant = "" if self.config.across_tenants else exchange.tenant
         self._watched = self.config.watch and prompt.stream
+        chain = None
+        if replicas.reads(exchange.pool) and exchange.dialect.name in _READ:
+            chain = await replicas.read(exchange.pool, prompt, shared=self.config.across_tenants)
         picked = replicas.pick(
             exchange.pool,
             shown,
@@ -76,6 +81,7 @@ class PickFilter(Filter[PickConfig]):
             tokens=tokens,
             watched=self._watched,
             subset=exchange.subset,
+            chain=chain,
         )
         if picked is None:
             exchange.note("pick.skip", "no replica")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from filters.api import UNLIMITED, Boarding, Heard, Lease, Ports, Question, Staged
+from filters.api import UNLIMITED, Boarding, Heard, Lease, Ports, Prompt, Question, Staged
+from filters.block_book import Chain
 from filters.errors import PortError
 
 T = TypeVar("T")
@@ -334,6 +335,7 @@ class FakePicked:
     seed: str
     tokens: int
     watched: bool
+    chain: Chain | None = None
     why: str = "fake"
     held: int = 64
     expected_s: float = 0.25
@@ -360,9 +362,18 @@ class FakeReplicas:
     picked: list[FakePicked] = field(default_factory=list)
     full: float = 0.0
     """What `full_s` says of every pool."""
+    reading: Callable[[Prompt, bool], Chain | None] | None = None
+    """What prompts are cut into; None: they are not read."""
 
     def has(self, pool: str) -> bool:
         return pool in self.addresses
+
+    def reads(self, pool: str) -> bool:
+        return self.reading is not None
+
+    async def read(self, pool: str, prompt: Prompt, *, shared: bool) -> Chain | None:
+        await PortWait("replicas")
+        return None if self.reading is None else self.reading(prompt, shared)
 
     def pick(
         self,
@@ -373,12 +384,13 @@ class FakeReplicas:
         tokens: int = 0,
         watched: bool = True,
         subset: Collection[str] | None = None,
+        chain: Chain | None = None,
     ) -> FakePicked | None:
         there = self.addresses.get(pool, ())
         allowed = tuple(one for one in there if subset is None or one in subset)
         if not allowed:
             return None
-        picked = FakePicked(allowed[:2], prompt, seed, tokens or len(prompt) // 4, watched)
+        picked = FakePicked(allowed[:2], prompt, seed, tokens or len(prompt) // 4, watched, chain)
         self.picked.append(picked)
         return picked
 

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import zmq
 
+from ext_proc.adapters.kv_settings import Heard, Place
 from ext_proc.adapters.kv_wire import MOST_BATCH_BYTES, Batch, BatchReader
 
 TICK_S: Final = 0.02
@@ -35,17 +35,6 @@ _END: Final = b"\xff" * NUMBER_BYTES
 _PARTS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replica says it."""
-
-    events: str
-    """Such as `tcp://10.0.0.1:5557`."""
-    replay: str = ""
-    """Where what was missed is asked for; empty: nowhere."""
-    topic: str = ""
-
-
 class Listener(Protocol):
     """Who is told what replicas say."""
 
@@ -54,20 +43,6 @@ class Listener(Protocol):
 
     def began(self, address: str) -> None:
         """Know that a replica began anew, and holds nothing."""
-
-
-@dataclass(slots=True)
-class Heard:
-    """What came in, in numbers."""
-
-    batches: int = 0
-    malformed: int = 0
-    lost: int = 0
-    """Batches that were missed for good."""
-    replayed: int = 0
-    restarts: int = 0
-    behind: int = 0
-    """Looks that ended before everything was read."""
 
 
 class KvEvents:
@@ -107,12 +82,11 @@ class KvEvents:
         if self._task is None and self._feeds:
             self._task = asyncio.create_task(self._look_on())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Listen to nobody any more."""
         self.follow({})
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
 
     def look(self) -> bool:

@@ -7,69 +7,33 @@ who takes in more than was sent from here keeps the less of that.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, assert_never
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
-from ext_proc.adapters.kv_events import Heard, KvEvents, Place
+from ext_proc.adapters.kv_events import KvEvents
+from ext_proc.adapters.kv_settings import EventFigures, EventSettings
 from ext_proc.adapters.kv_wire import Batch, Cleared, Removed, Stored
-from ext_proc.adapters.membership import address_of
 from filters.api import Clock
-from filters.block_book import BlockBook
+from filters.block_book import BlockBook, Chain
+from filters.errors import PortError
 from filters.picking import Picker
+
+if TYPE_CHECKING:
+    from ext_proc.adapters.prompt_tokens import PromptReader
 
 LEAST_SHARE: Final = 0.05
 TURNOVER: Final = 0.25
 """What is sent from here is compared with what is taken in when so much of a cache is new."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventSettings:
-    """Where replicas say what they hold."""
+class Log(Protocol):
+    """Where it is said that prompts cannot be read."""
 
-    port: int = 5_557
-    replay_port: int = 0
-    """0: what was missed cannot be asked for."""
-    topic: str = ""
-    relative: bool = False
-    """The ports are added to that of the replica itself: several share a machine."""
-
-    def place(self, address: str) -> Place:
-        """Return where the replica at "ip:port" says it."""
-        host, _, port = address.rpartition(":")
-        own = int(port) if self.relative else 0
-        host = host.strip("[]")
-        replay = self.replay_port and f"tcp://{address_of(host, own + self.replay_port)}"
-        events = f"tcp://{address_of(host, own + self.port)}"
-        return Place(events, replay or "", self.topic)
-
-
-@dataclass(slots=True)
-class Said:
-    """What replicas said, in numbers."""
-
-    stored: int = 0
-    """Blocks."""
-    removed: int = 0
-    cleared: int = 0
-    """Times that everything was thrown away."""
-    ignored: int = 0
-    """Events that do not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvFigures:
-    """What is known by events, for metrics."""
-
-    heard: Heard
-    said: Said
-    blocks: int
-    """That replicas hold, by what they said."""
-    orphans: int
-    dropped: int
-    lag_s: float
-    """How old the last batch was when it was read, by the replica's clock."""
-    book_bytes: int
+    def warning(self, event: str, **fields: object) -> object:
+        """Write a line."""
 
 
 @dataclass(slots=True)
@@ -90,21 +54,42 @@ class PoolEvents:
     """Listens to the replicas of one pool. Needs a running event loop; `close` ends it."""
 
     def __init__(
-        self, picker: Picker, settings: EventSettings, clock: Clock, *, by_tokens: bool
+        self,
+        name: str,
+        picker: Picker,
+        settings: EventSettings,
+        tokenizer: str,
+        clock: Clock,
+        log: Log,
     ) -> None:
-        """Listen to nobody yet."""
-        self.settings: Final = settings
-        self.book: Final = BlockBook() if by_tokens else None
+        """Listen to nobody yet. `tokenizer` is a folder, empty where there is none."""
+        self._name: Final = name
         self._picker: Final = picker
+        self._settings: Final = settings
         self._clock: Final = clock
-        self._said: Final = Said()
+        self._log: Final = log
         self._lag_s = 0.0
         self._caches: Final[dict[str, _Cache]] = {}
         self._events: Final = KvEvents(self)
-        picker.listen(self.book)
+        self._book = BlockBook() if tokenizer else None
+        self._reader: PromptReader | None = None
+        picker.listen(self._book)
+        self._loading = asyncio.create_task(self._load(Path(tokenizer))) if tokenizer else None
+
+    @property
+    def reads(self) -> bool:
+        """See `SaidBlocks`."""
+        return self._reader is not None
+
+    async def read(self, body: Any, model: str, *, shared: bool) -> Chain | None:
+        """See `SaidBlocks`."""
+        if self._reader is None or self._book is None or not self._book.block_tokens:
+            return None
+        ids = await self._reader.read(body)
+        return None if ids is None else self._book.chain(ids, model, shared=shared)
 
     def follow(self, addresses: Iterable[str]) -> None:
-        """Listen to these from now on, all of them known to the picker."""
+        """See `SaidBlocks`."""
         wanted = list(addresses)
         for address in self._caches.keys() - set(wanted):
             del self._caches[address]
@@ -112,33 +97,50 @@ class PoolEvents:
             if address not in self._caches:
                 number = self._picker.replicas[address].number
                 self._caches[address] = _Cache(self._picker.index.room(number))
-        self._events.follow({one: self.settings.place(one) for one in wanted})
+        self._events.follow({one: self._settings.place(one) for one in wanted})
 
-    async def close(self) -> None:
-        """Listen to nobody any more, and go by what was sent alone."""
+    def close(self) -> None:
+        """See `SaidBlocks`."""
+        if self._loading is not None:
+            self._loading.cancel()
+        if self._reader is not None:
+            self._reader.close()
+        self._events.close()
         self._picker.listen(None)
-        await self._events.close()
 
     def room(self, address: str, tokens: int) -> int:
-        """Return for how much of what is sent there a replica with so much room has any."""
+        """See `SaidBlocks`."""
         cache = self._caches.get(address)
         if cache is None:
             return tokens
         cache.room_tokens = tokens
-        return tokens if self.book is not None else int(tokens * cache.share)
+        return tokens if self._book is not None else int(tokens * cache.share)
 
-    def figures(self) -> KvFigures:
-        """Return how it goes."""
-        book = self.book
-        return KvFigures(
+    def figures(self) -> EventFigures:
+        """See `SaidBlocks`."""
+        book, reader = self._book, self._reader
+        return EventFigures(
             self._events.heard,
-            self._said,
             sum(cache.blocks for cache in self._caches.values()),
             book.orphans if book is not None else 0,
             book.dropped if book is not None else 0,
             self._lag_s,
             book.size if book is not None else 0,
+            asdict(reader.read_so_far) if reader is not None else {},
         )
+
+    async def _load(self, folder: Path) -> None:
+        """Read the tokenizer in a thread: it may take a second."""
+        from ext_proc.adapters.prompt_tokens import PromptReader, TokenCutter
+
+        try:
+            cutter = await asyncio.to_thread(TokenCutter, folder)
+        except PortError as error:
+            self._log.warning("tokenizer_unreadable", pool=self._name, why=str(error))
+            self._book = None  # what was said under names that no prompt will have is of no use
+            self._picker.listen(None)
+        else:
+            self._reader = PromptReader(cutter)
 
     # --- What replicas say ------------------------------------------------------------------------
 
@@ -147,8 +149,9 @@ class PoolEvents:
         replica, cache = self._picker.replicas.get(address), self._caches.get(address)
         if replica is None or cache is None:
             return
+        said = self._events.heard
         self._lag_s = max(0.0, self._clock.now() - batch.at_s)
-        self._said.ignored += batch.ignored
+        said.ignored += batch.ignored
         wrong: ValueError | None = None
         for event in batch.events:
             match event:
@@ -158,17 +161,17 @@ class PoolEvents:
                     except ValueError as error:
                         wrong = error
                 case Removed(hashes):
-                    self._said.removed += len(hashes)
+                    said.removed += len(hashes)
                     cache.blocks = max(0, cache.blocks - len(hashes))
-                    if self.book is not None:
-                        self.book.removed(replica.number, hashes)
+                    if self._book is not None:
+                        self._book.removed(replica.number, hashes)
                 case Cleared():
-                    self._said.cleared += 1
+                    said.cleared += 1
                     cache.blocks = 0
                     self._picker.cleared(address)
                 case _:
                     assert_never(event)
-        if self.book is None and cache.fresh_tokens > TURNOVER * cache.room_tokens:
+        if self._book is None and cache.fresh_tokens > TURNOVER * cache.room_tokens:
             self._compare(address, replica.number, cache)
         if wrong is not None:
             raise wrong
@@ -181,8 +184,8 @@ class PoolEvents:
 
     def _stored(self, replica: int, cache: _Cache, event: Stored) -> None:
         count = len(event.hashes)
-        if self.book is not None:
-            self.book.stored(
+        if self._book is not None:
+            self._book.stored(
                 replica,
                 event.hashes,
                 event.parent,
@@ -191,7 +194,7 @@ class PoolEvents:
                 event.adapter,
                 event.salts,
             )
-        self._said.stored += count
+        self._events.heard.stored += count
         cache.blocks += count
         cache.fresh_tokens += count * event.block_tokens
 

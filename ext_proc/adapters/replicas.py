@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from ext_proc.adapters.kv_settings import EventFigures, EventSettings, SaidBlocks
 from ext_proc.adapters.membership import Fixed, Follower, Members
 from ext_proc.adapters.replica_probe import DEADLINE_S, Prober
 from ext_proc.adapters.replica_scrape import PERIOD_S, Scraper
 from ext_proc.adapters.replica_signals import Said
-from filters.api import Clock
+from filters.api import Clock, Prompt
+from filters.block_book import Chain
 from filters.picking import Picker, ask_of
 from filters.prefill_cost import PrefillCost
 from filters.replica import Pick, Replica, Signals
@@ -52,6 +54,10 @@ class ReplicaSettings:
     """The share of picks that try another replica; where prefixes do not count, none does."""
     full: Bound | None = None
     """When clients are told to ask again; None: never."""
+    events: EventSettings | None = None
+    """Where replicas say what they hold; None: they do not."""
+    tokenizer: str = ""
+    """The folder with the model's tokenizer; empty: what they say is not understood in full."""
 
 
 class Log(Protocol):
@@ -72,6 +78,8 @@ class Figures:
     strategy_failures: int
     constants: Mapping[str, float]
     """What was learned of the cost of a prefill."""
+    events: EventFigures | None = None
+    """What replicas said of their caches, where they do."""
 
 
 class HeldPick:
@@ -123,6 +131,8 @@ class _Pool:
     picker: Picker
     task: asyncio.Task[None] | None = None
     """Follows who belongs to it."""
+    said: SaidBlocks | None = None
+    """What its replicas say of their caches."""
 
 
 class FollowedReplicas:
@@ -157,6 +167,7 @@ class FollowedReplicas:
             gone = self._pools.pop(name)
             if gone.task is not None:
                 gone.task.cancel()
+            self._hear(name, gone, ReplicaSettings())
         for name, settings in pools.items():
             pool = self._pools.get(name)
             if pool is None:
@@ -164,11 +175,14 @@ class FollowedReplicas:
                 picker = Picker(STRATEGIES["expected"](cost), cost, rng=self._rng, probes=False)
                 pool = self._pools[name] = _Pool(settings, picker)
                 self._weigh(pool, settings)
+                self._hear(name, pool, settings)
                 self._follow_members(name, pool, settings.members)
                 continue
             before, pool.settings = pool.settings, settings
             if replace(before, members=settings.members) != settings:
                 self._weigh(pool, settings)
+            if (before.events, before.tokenizer) != (settings.events, settings.tokenizer):
+                self._hear(name, pool, settings)
             if before.members != settings.members:
                 self._follow_members(name, pool, settings.members)
         self._ask_all()
@@ -183,6 +197,9 @@ class FollowedReplicas:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in self._pools.values():
+            if pool.said is not None:
+                pool.said.close()
         self._pools.clear()
         await self._scraper.close()
         await self._prober.close()
@@ -190,6 +207,18 @@ class FollowedReplicas:
     def has(self, pool: str) -> bool:
         """See `filters.api.Replicas`."""
         return pool in self._pools
+
+    def reads(self, pool: str) -> bool:
+        """See `filters.api.Replicas`."""
+        known = self._pools.get(pool)
+        return known is not None and known.said is not None and known.said.reads
+
+    async def read(self, pool: str, prompt: Prompt, *, shared: bool) -> Chain | None:
+        """See `filters.api.Replicas`."""
+        known = self._pools.get(pool)
+        if known is None or known.said is None:
+            return None
+        return await known.said.read(prompt.document.root, prompt.model, shared=shared)
 
     def pick(
         self,
@@ -200,6 +229,7 @@ class FollowedReplicas:
         tokens: int = 0,
         watched: bool = True,
         subset: Collection[str] | None = None,
+        chain: Chain | None = None,
     ) -> HeldPick | None:
         """See `filters.api.Replicas`."""
         known = self._pools.get(pool)
@@ -211,7 +241,7 @@ class FollowedReplicas:
             known.picker.replicas if subset is None else subset
         ):
             return None
-        ask = ask_of(prompt, seed, tokens=tokens, watched=watched)
+        ask = ask_of(prompt, seed, tokens=tokens, watched=watched, chain=chain)
         try:
             pick = known.picker.pick(ask, _seconds(self._clock), subset)
         except LookupError:
@@ -241,6 +271,7 @@ class FollowedReplicas:
                 pool.picker.index.size,
                 pool.picker.failed,
                 pool.picker.cost.constants(),
+                None if pool.said is None else pool.said.figures(),
             )
             for name, pool in self._pools.items()
         }
@@ -255,9 +286,13 @@ class FollowedReplicas:
         if said.began_s is not None:
             anew |= self._began_s.setdefault(address, said.began_s) != said.began_s
             self._began_s[address] = said.began_s
+        for pool in self._pools.values():
+            if said.room_tokens is not None and address in pool.picker.replicas:
+                room = said.room_tokens
+                if pool.said is not None:
+                    room = pool.said.room(address, room)
+                pool.picker.add(address, room)
         for picker in self._with(address):
-            if said.room_tokens is not None:
-                picker.add(address, said.room_tokens)
             if anew:
                 picker.restarted(address)
                 picker.back(address, now_s)
@@ -294,19 +329,36 @@ class FollowedReplicas:
             pool.task.cancel()
 
         def changed(addresses: Sequence[str]) -> None:
-            self._changed(pool.picker, addresses)
+            self._changed(pool, addresses)
 
         def failed(why: str) -> None:
             self._log.warning("replicas_unknown", pool=name, why=why)
 
         pool.task = asyncio.create_task(Follower(members, changed, failed).run())
 
-    def _changed(self, picker: Picker, addresses: Sequence[str]) -> None:
+    def _hear(self, name: str, pool: _Pool, settings: ReplicaSettings) -> None:
+        """Listen to what a pool's replicas say of their caches, as its settings have it."""
+        if pool.said is not None:
+            pool.said.close()
+            pool.said = None
+        if settings.events is None:
+            return
+        from ext_proc.adapters.kv_pool import PoolEvents  # an optional package is in there
+
+        pool.said = PoolEvents(
+            name, pool.picker, settings.events, settings.tokenizer, self._clock, self._log
+        )
+        pool.said.follow(pool.picker.replicas)
+
+    def _changed(self, pool: _Pool, addresses: Sequence[str]) -> None:
+        picker = pool.picker
         for address in picker.replicas.keys() - set(addresses):
             picker.remove(address)
         for address in addresses:
             if address not in picker.replicas:
                 picker.add(address, ROOM_TOKENS)
+        if pool.said is not None:
+            pool.said.follow(addresses)
         self._ask_all()
 
     def _ask_all(self) -> None:
