@@ -14,10 +14,10 @@ from redis.exceptions import AskError, MovedError
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_dial import Dial, open_tls
+from ext_proc.adapters.redis_lane import Command, Replies
 from ext_proc.adapters.redis_node import BYPASSED, FULL, LANES, LATE, RedisNode
 from ext_proc.adapters.redis_places import RedisPlaces, Search
 from ext_proc.adapters.redis_search import ask_cluster, ask_sentinel
-from ext_proc.adapters.redis_wire import Command, Replies
 from ext_proc.adapters.store_watch import StoreWatch
 from ext_proc.redis_url import Kind, parse_redis_url
 from filters.api import Clock

@@ -23,7 +23,7 @@ from ext_proc.adapters.flights import (
     LocalSeat,
 )
 from ext_proc.adapters.redis_client import name_of
-from ext_proc.adapters.redis_wire import Command
+from ext_proc.adapters.redis_lane import Command
 from filters.api import Boarding
 from filters.errors import PortError
 

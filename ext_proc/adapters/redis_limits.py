@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from ext_proc.adapters.limits import Gate, HeldLease, LocalLimits, PoolLimits, Refusal
 from ext_proc.adapters.redis_client import name_of
-from ext_proc.adapters.redis_wire import Command
+from ext_proc.adapters.redis_lane import Command
 from filters.api import UNLIMITED, Clock, Lease
 from filters.errors import PortError
 
@@ -62,6 +62,7 @@ for i=3,#ARGV do
 if redis.call('ZADD',KEYS[1],ms+ttl,ARGV[i])==1 then lost[#lost+1]=i-3 end
 end
 if #ARGV>2 then redis.call('PEXPIRE',KEYS[1],ttl) end
+redis.call('ZREMRANGEBYSCORE',KEYS[1],'-inf',ms)
 return {redis.call('ZCARD',KEYS[2]),lost}
 """
 _REFUSALS: Final = {1: Refusal.CONCURRENT, 2: Refusal.RATE}

@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
 
 from ext_proc.adapters.breaker import Breaker, BreakerState
-from ext_proc.adapters.redis_wire import (
-    Call,
-    Command,
-    Replies,
-    abort,
-    exchange,
-    settle,
-    writer_of,
-)
+from ext_proc.adapters.redis_lane import Call, Command, Lane, Replies, settle
 from ext_proc.redis_url import Address
 from filters.api import Clock
 
@@ -26,7 +19,7 @@ LANES: Final = 4  # connections; a large value on one does not hold up what goes
 BATCH: Final = 64  # commands written at once: longer ones only delay the first of their answers
 MOST_WAITING: Final = 1024  # calls: 16 full batches, more than one budget serves
 MOST_WAITING_BYTES: Final = 8 << 20  # of what is to be written: 128 answers of 64 KiB
-HARD_LIMIT_S: Final = 1.0  # a batch nobody waits for any more is given up after this
+CONNECT_LIMIT_S: Final = 1.0  # to connect nobody waits longer, and tries again
 FAILURES: Final = 5  # in a row, before the server is bypassed
 PAUSE_NS: Final = 1_000_000_000  # between one probe of a server that failed and the next
 
@@ -62,12 +55,16 @@ class RedisNode:
     ) -> None:
         """Connect to nothing yet. An answer within `budget_s` closes the breaker."""
         self.address: Final = address
-        self._connect: Final = connect
         self._clock: Final = clock
         self._budget_ns: Final = budget_s * 1e9
-        self._lanes: Final = lanes
-        self._connections: Final[list[AbstractConnection]] = []
-        self._idle: Final[list[AbstractConnection]] = []
+        self._lanes: Final = [Lane(partial(connect, address), self._freed) for _ in range(lanes)]
+        self._idle: Final = [*self._lanes]
+        self._greeted: Final[set[Lane]] = set()
+        """Serve nothing but a `PING`, to find out whether they still could."""
+        self._sent_ns: Final[dict[Lane, int]] = {}
+        """When what is being served was sent."""
+        self._quiet: asyncio.Future[None] | None = None
+        """Done when nothing is under way any more, for who waits to close all."""
         self._waiting: Final[deque[Call]] = deque()
         self._waiting_bytes = 0
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -105,7 +102,7 @@ class RedisNode:
         call = Call(commands, loop.create_future(), weight, stays)
         waiting.append(call)
         self._waiting_bytes += weight
-        if len(waiting) == 1 and (self._idle or len(self._connections) < self._lanes):
+        if len(waiting) == 1 and self._idle:
             loop.call_soon(self._send)  # together with what else is asked in this turn of the loop
         timer = loop.call_later(limit_s, _be_late, call)
         try:
@@ -123,92 +120,117 @@ class RedisNode:
         """
         if self._retired:
             return
-        while len(self._connections) < self._lanes:
-            self._connections.append(self._connect(self.address))
-            self._idle.append(self._connections[-1])
-        while self._idle:
-            self._start(self._greet(self._idle.pop()))
+        idle, self._idle[:] = tuple(self._idle), ()
+        for lane in idle:
+            self._start(self._greet(lane) if lane.is_open else self._open(lane, [_greeting()]))
 
     async def connected(self) -> bool:
-        """Wait until what is under way has ended; return whether there is a connection."""
-        if self._tasks:
+        """Wait until what is being opened answers; return whether there is a connection."""
+        while self._tasks:
             await asyncio.wait(tuple(self._tasks))
-        return any(writer_of(connection) is not None for connection in self._connections)
+        return any(lane.is_open for lane in self._lanes)
 
     async def retire(self) -> None:
         """Ask nothing more, let what runs end and close every connection."""
         self._retired = True
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks or self._sent_ns:
+            self._quiet = asyncio.get_running_loop().create_future()
+            await self._quiet
         await self.close()
 
     async def close(self) -> None:
         """Give up what runs and close every connection."""
         self._retired = True
+        for call in self._waiting:
+            settle(call, BYPASSED)
+        self._waiting.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for call in self._waiting:
-            settle(call, BYPASSED)
-        self._waiting.clear()
-        for connection in self._connections:
-            abort(writer_of(connection))
-            await connection.disconnect()
+        for lane in self._lanes:
+            lane.abort(ConnectionError())
 
     def _send(self) -> None:
-        """Let an idle connection, or one more, serve those who wait."""
-        if not self._waiting:
+        """Let idle connections serve those who wait."""
+        while self._waiting and self._idle:
+            calls = self._next_batch()
+            if not calls:
+                return
+            lane = self._idle.pop()
+            if lane.is_open:
+                self._serve(lane, calls)
+            else:
+                self._start(self._open(lane, calls))
+
+    def _serve(self, lane: Lane, calls: Sequence[Call]) -> None:
+        self._sent_ns[lane] = self._clock.monotonic_ns()
+        lane.send(calls)
+
+    def _freed(self, lane: Lane, answered: bool) -> None:
+        """Take a connection back from a batch that was answered or lost."""
+        started_ns = self._sent_ns.pop(lane)
+        greeted = lane in self._greeted
+        self._greeted.discard(lane)
+        if answered:
+            self._answered(started_ns)
+        elif greeted and not self._retired:
+            self._start(self._open(lane, [_greeting()]))  # it was not
             return
-        if self._idle:
-            connection = self._idle.pop()
-        elif len(self._connections) < self._lanes:
-            connection = self._connect(self.address)
-            self._connections.append(connection)
-        else:
-            return
-        self._start(self._serve(connection))
+        self._rest(lane)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _greet(self, connection: AbstractConnection) -> None:
-        """Have a connection open, and serve those who came meanwhile."""
-        was_open = writer_of(connection) is not None
-        if not await self._try(connection, [_greeting()]) and was_open:
-            await self._try(connection, [_greeting()])  # it was not, at the other end
-        await self._serve(connection)
-
-    async def _serve(self, connection: AbstractConnection) -> None:
-        """Serve batch after batch until nobody waits."""
-        try:
-            while calls := self._next_batch():
-                self._send()  # what is left over goes by another connection
-                await self._try(connection, calls)
-        finally:
-            self._idle.append(connection)
-
-    async def _try(self, connection: AbstractConnection, calls: Sequence[Call]) -> bool:
-        """Have a batch answered; return whether the server did."""
-        started_ns = self._clock.monotonic_ns()
-        try:
-            async with asyncio.timeout(HARD_LIMIT_S):
-                await exchange(connection, calls)
-        except Exception as error:  # noqa: BLE001 - whatever broke, each call hears of it
-            await connection.disconnect(nowait=True)
-            for call in calls:
-                settle(call, error)
-            return False
-        self._answered(started_ns)
-        return True
+    def _rest(self, lane: Lane) -> None:
+        """Let a connection serve who waits; those that are open are taken first."""
+        self._idle.insert(len(self._idle) if lane.is_open else 0, lane)
+        self._send()
+        self._look_round()
 
     def _answered(self, started_ns: int) -> None:
         """Tell the breaker of a batch in time, even if its callers had waited too long before."""
         ended_ns = self._clock.monotonic_ns()
         if ended_ns - started_ns <= self._budget_ns:
             self._breaker.succeeded(ended_ns)
+
+    async def _greet(self, lane: Lane) -> None:
+        """Find out whether a connection is still open at the other end."""
+        greeting = _greeting()
+        self._greeted.add(lane)
+        self._serve(lane, [greeting])
+        await asyncio.wait((greeting.outcome,))
+
+    async def _open(self, lane: Lane, calls: Sequence[Call]) -> None:
+        """Connect, then serve those who wait for it."""
+        started_ns = self._clock.monotonic_ns()
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                await lane.open()
+        except BaseException as error:
+            why = error if isinstance(error, Exception) else ConnectionError()
+            for call in calls:
+                settle(call, why)
+            self._rest(lane)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._sent_ns[lane] = started_ns  # connecting is part of what they wait for
+            lane.send(calls)
+            await asyncio.wait([call.outcome for call in calls])
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._opened)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._look_round()
+
+    def _look_round(self) -> None:
+        """Tell who waits for it that nothing is under way any more."""
+        if self._quiet is not None and not self._tasks and not self._sent_ns:
+            settled, self._quiet = self._quiet, None
+            if not settled.done():
+                settled.set_result(None)
 
     def _next_batch(self) -> list[Call]:
         calls: list[Call] = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ext_proc.adapters.redis_dial import Dial
-from ext_proc.adapters.redis_wire import ask_once
+from ext_proc.adapters.redis_lane import ask_once
 from ext_proc.redis_url import Address
 
 SLOTS: Final = 16384  # of a cluster; Redis Cluster Specification, "Key distribution model"
@@ -25,7 +26,7 @@ class Span(NamedTuple):
 
 async def ask_cluster(dial: Dial, address: Address) -> Sequence[Span]:
     """Return what a server of a cluster knows, none when it does not answer."""
-    replies = await ask_once(dial(address), [("CLUSTER", "SLOTS")], LIMIT_S)
+    replies = await ask_once(partial(dial, address), [("CLUSTER", "SLOTS")], LIMIT_S)
     if not isinstance(replies, list):
         return ()
     try:
@@ -53,7 +54,7 @@ def _address(server: Sequence[Any], asked: Address) -> Address:
 async def ask_sentinel(service: str, dial: Dial, address: Address) -> Sequence[Span]:
     """Return who is master of `service`, none when this Sentinel does not answer or know."""
     commands = [("SENTINEL", "MASTER", service), ("SENTINEL", "REPLICAS", service)]
-    replies = await ask_once(dial(address), commands, LIMIT_S)
+    replies = await ask_once(partial(dial, address), commands, LIMIT_S)
     if not isinstance(replies, list):
         return ()
     try:

@@ -13,7 +13,7 @@ import pytest
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.redis_client import RedisClient
 from ext_proc.adapters.redis_flights import AT_ONCE, LEASE_MS, RedisFlights
-from ext_proc.adapters.redis_wire import Command
+from ext_proc.adapters.redis_lane import Command
 from filters.api import Boarding
 from filters.errors import PortError
 from tests.fakes import FakeFlightWatch, FakeStoreWatch

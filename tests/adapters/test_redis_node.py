@@ -4,62 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any, Final
 
+import pytest
+
+from ext_proc.adapters.redis_dial import Dial
 from ext_proc.adapters.redis_node import LATE, RedisNode
 from tests.fakes import FakeClock
 
-LIMIT_S: Final = 0.01
+LIMIT_S: Final = 1_000.0
+PATIENCE_S: Final = 60.0
 
 
-class Held:
-    """A connection whose process is held up, between question and answer, beyond the limit."""
+class OneAnswer(threading.Thread):
+    """A server for one connection, who says hello and then answers a question, or does not."""
 
     def __init__(self, *, answers: bool) -> None:
+        super().__init__(daemon=True)
         self.answers = answers
-        self.ours, self.theirs = socket.socketpair()
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self.was_asked = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
 
-    async def connect(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(sock=self.ours)
-
-    async def can_read(self) -> bool:
-        return False
-
-    @property
-    def is_connected(self) -> bool:
-        return self._reader is not None
-
-    async def send_packed_command(self, command: bytes, check_health: bool) -> None:
-        if self.answers:
-            self.theirs.send(b"x")
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + 2 * LIMIT_S
-        while loop.time() < until_s:
-            pass
-
-    async def read_response(self) -> bytes:
-        assert self._reader is not None
-        return await self._reader.read(1)
-
-    async def disconnect(self, **_: Any) -> None:
-        self._writer = None
+    def run(self) -> None:
+        """Serve until the client closes."""
+        taken, _ = self._listener.accept()
+        with self._listener, taken:
+            while data := taken.recv(4096):
+                if b"PING" in data:
+                    taken.sendall(b"+PONG\r\n")
+                    continue
+                if self.answers:
+                    taken.sendall(b"$1\r\nx\r\n")
+                self.was_asked.set()
 
 
-async def asked(connection: Any) -> Any:
-    node = RedisNode(("one", 1), lambda _: connection, FakeClock(), budget_s=LIMIT_S)
-    outcome = await node.ask([("GET", "key")], LIMIT_S)
+@pytest.fixture(autouse=True)
+def hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give no batch up."""
+    monkeypatch.setattr("ext_proc.adapters.redis_lane.HARD_LIMIT_S", 1e6)
+
+
+async def asked(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> Any:
+    """Ask, and be busy until the answer must be here and its time is over."""
+    server = OneAnswer(answers=answers)
+    server.start()
+    node = RedisNode(server.address, Dial(), FakeClock(), budget_s=LIMIT_S, lanes=1)
+    node.connect()
+    assert await node.connected()
+    asking = asyncio.ensure_future(node.ask([("GET", "key")], LIMIT_S))
+    for _ in range(3):  # it is asked in the second
+        await asyncio.sleep(0)
+    assert server.was_asked.wait(PATIENCE_S)  # nothing else happens in this process meanwhile
+    loop = asyncio.get_running_loop()
+    late_s = loop.time() + 2 * LIMIT_S
+    monkeypatch.setattr(loop, "time", lambda: late_s)
+    outcome = await asking
+    monkeypatch.undo()
     await node.close()
-    connection.theirs.close()
+    await asyncio.to_thread(server.join, PATIENCE_S)
     return outcome
 
 
-async def test_an_answer_that_is_here_when_its_time_ends_is_taken() -> None:
+async def test_an_answer_that_is_here_when_its_time_ends_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It was the process that came late to both."""
-    assert [b"x"] == await asked(Held(answers=True))
+    assert [b"x"] == await asked(monkeypatch, answers=True)
 
 
-async def test_no_answer_by_then_is_late() -> None:
+async def test_no_answer_by_then_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late it is that anybody looks."""
-    assert LATE is await asked(Held(answers=False))
+    assert LATE is await asked(monkeypatch, answers=False)

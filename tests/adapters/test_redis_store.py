@@ -26,7 +26,7 @@ PATIENCE_S = 60.0  # for what does not hang
 @pytest.fixture(autouse=True)
 def hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give no batch up: what is to end by itself must not end for that, nor a slow one fail."""
-    monkeypatch.setattr("ext_proc.adapters.redis_node.HARD_LIMIT_S", 3_600)
+    monkeypatch.setattr("ext_proc.adapters.redis_lane.HARD_LIMIT_S", 3_600)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio.connection import Connection
 
-from ext_proc.adapters.redis_wire import Command, packed
+from ext_proc.adapters.redis_lane import Command, packed
 
 PARTS = st.binary(max_size=40) | st.text(max_size=10) | st.integers()
 
