@@ -22,6 +22,7 @@ import msgspec
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.error_breaker import Limits as BreakerLimits
 from ext_proc.adapters.flights import LocalFlights
+from ext_proc.adapters.kv_settings import EventSettings
 from ext_proc.adapters.layered_store import LayeredStore
 from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
@@ -38,6 +39,7 @@ from ext_proc.config import (
     BreakerSettings,
     FilterSettings,
     FullSettings,
+    KvEventSettings,
     PoolSettings,
     ProfileSettings,
     RedisSettings,
@@ -57,6 +59,7 @@ from ext_proc.telemetry import Telemetry
 from ext_proc.telemetry.breakers import PoolBreakerFigures
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
+from ext_proc.telemetry.replica_events import ReplicaEvents
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.telemetry.trials import TrialMetrics
 from ext_proc.transport import Handler, Server
@@ -126,6 +129,7 @@ async def running(
     models = LocalModels(clock)
     replicas = FollowedReplicas(clock, telemetry.log)
     telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
+    telemetry.metrics.registry.register(ReplicaEvents(replicas.figures))
     limits = open_limits(redis, clock, telemetry)
     stages = open_stages(settings, clock, workers, telemetry)
     breakers = PoolBreakers(clock, telemetry.log)
@@ -486,6 +490,8 @@ def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
             kv=how.kv,
             explore=how.explore,
             full=bound_of(how.full),
+            events=events_of(how.kv_events),
+            tokenizer=how.tokenizer,
         )
         for name, pool in settings.pools.items()
         if (how := pool.replicas) is not None
@@ -519,6 +525,13 @@ def limits_of(settings: Settings) -> dict[str, PoolLimits]:
         for name, pool in settings.pools.items()
         if (how := pool.limits) is not None
     }
+
+
+def events_of(how: KvEventSettings | None) -> EventSettings | None:
+    """Return where replicas say what they hold, if they do."""
+    if how is None:
+        return None
+    return EventSettings(how.port, how.replay_port or 0, how.topic, how.relative)
 
 
 def bound_of(full: FullSettings | None) -> Bound | None:

@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn, Protocol, TypeAlias
@@ -241,6 +242,28 @@ class FullSettings(_Block, frozen=True):
     """When a client that is told so should ask again."""
 
 
+class KvEventSettings(_Block, frozen=True):
+    """Where the replicas of a pool say what their prefix caches hold, as vLLM does over ZeroMQ."""
+
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 5_557
+    """That of vLLM's `endpoint`, at each replica's own address."""
+    replay_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None = None
+    """That of its `replay_endpoint`; None: what was missed cannot be asked for."""
+    topic: str = ""
+    """Events under others are not heard; empty: all are."""
+    relative: bool = False
+    """The ports are added to the replica's own, for several on one machine."""
+
+    def __post_init__(self) -> None:
+        _need("zmq", "pyzmq")
+
+
+def _need(module: str, package: str) -> None:
+    if find_spec(module) is None:
+        message = f"expected {package} to be installed: pip install 'forebay[kv-events]'"
+        raise ConfigError("", message)
+
+
 class PickSettings(_Block, frozen=True):
     """How a replica is picked among those of a pool."""
 
@@ -256,10 +279,20 @@ class PickSettings(_Block, frozen=True):
     """The share of picks that try another replica; where prefixes do not count, none does."""
     full: FullSettings | None = None
     """None: whoever asks waits for the replicas, however busy they are."""
+    kv_events: KvEventSettings | None = None
+    """None: what replicas hold is reckoned from what was sent to them."""
+    tokenizer: str = ""
+    """The folder with the model's tokenizer.json and chat template: what replicas say is
+    understood block by block; empty: by its figures only."""
 
     def __post_init__(self) -> None:
         if not self.prefix + self.queue + self.kv:
             raise ConfigError("prefix", "expected prefix, queue or kv above 0, got none")
+        if self.tokenizer and self.kv_events is None:
+            raise ConfigError("tokenizer", "expected `kv_events` beside `tokenizer`, got none")
+        if self.tokenizer:
+            _need("tokenizers", "tokenizers")
+            _need("jinja2", "jinja2")
 
 
 class StageSettings(_Block, frozen=True):
