@@ -381,7 +381,7 @@ class BreakerSettings(_Block, frozen=True):
     least: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 20
     """Of fewer answers nothing is concluded."""
     probes: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
-    """So many exchanges go there after a rest; if all are good, everybody's do."""
+    """After a rest one exchange goes there, then the next; so many good in a row end it."""
     rest: SomeTime = Duration("10s")
     """Longer than a client waits for a first byte: what began before is over by then."""
 

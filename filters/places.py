@@ -40,7 +40,7 @@ class Place:
                 self._admitted = pool
             if await self._take(exchange, pool):
                 if watches:
-                    exchange.need(_ENDS)
+                    exchange.need(Need.HEAD)
                 exchange.staged = staged
                 return choice if missed is None else _instead(choice, missed)
             self._let_go(good=None)
@@ -50,6 +50,14 @@ class Place:
                 exchange.staged = staged
                 return choice._replace(why=f"{choice.pool} is broken, and so are all others")
         return None
+
+    def answered(self, head: ReplyHead) -> None:
+        """Say how the pool did: by the head, for what follows may last minutes.
+
+        The proxy's own errors are among them: no connection, no answer in time. An error below 500
+        is the client's; a 429 says that this one asks too much, and others may be served well.
+        """
+        self._let_go(good=head.status < FIRST_BAD)
 
     def leave(self, head: ReplyHead | None) -> None:
         """Give the place back, and say how the pool did. May be called again."""

@@ -85,6 +85,11 @@ class RouteFilter(Filter[RouteConfig]):
             exchange.note("route.why", choice.why)
         return CONTINUE
 
+    async def on_response(self, exchange: Exchange) -> None:
+        """Say how the pool did, where that is asked."""
+        if exchange.reply_head is not None:
+            self._place.answered(exchange.reply_head)
+
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Give the place back."""
         self._place.leave(exchange.reply_head)

@@ -21,7 +21,7 @@ class Limits:
     least: int = 20
     """Of fewer answers nothing is concluded."""
     probes: int = 3
-    """So many are let through after a rest; all of them good close it, one bad opens it again."""
+    """After a rest, so many in a row are to be good to close it; one bad opens it again."""
     rest_ns: int = 10 * 10**9
 
 
@@ -76,11 +76,11 @@ class ErrorBreaker:
 
     1. CLOSED: all are admitted. `least` answers in the window, over `errors` of them bad: OPEN.
     2. OPEN: none is admitted; what ends began before, and says nothing. After `rest`: PROBING.
-    3. PROBING: `probes` are admitted, and as many again after each `rest`, should some not report.
-       `probes` good ones with no bad one among them: CLOSED, and nothing counted. A bad one: OPEN.
+    3. PROBING: one is admitted at a time, or after another rest should it not report. `probes` good
+       ones in a row: CLOSED, and nothing counted. A bad one: OPEN.
     """
 
-    __slots__ = ("_good", "_left", "_until_ns", "limits", "opened", "state", "window")
+    __slots__ = ("_good", "_until_ns", "limits", "opened", "state", "window")
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Final = limits
@@ -89,26 +89,22 @@ class ErrorBreaker:
         self.opened = 0
         """How often it opened, not counting from a probe that failed."""
         self._until_ns = 0
-        """When it rests no longer, or lets probes through again."""
-        self._left = 0
-        """How many more probes may go."""
+        """When the next one is admitted, should none report before."""
         self._good = 0
+        """Probes that were good."""
 
     def admits(self, now_ns: int) -> bool:
-        """Tell whether one more may be sent there, and count it if it is a probe."""
+        """Tell whether one more may be sent there; one that would be a probe is then under way."""
         if self.state is BreakerState.CLOSED:
             return True
-        if now_ns >= self._until_ns:
-            self.state = BreakerState.PROBING
-            self._left = self.limits.probes
-            self._until_ns = now_ns + self.limits.rest_ns
-        if self.state is BreakerState.OPEN or not self._left:
+        if now_ns < self._until_ns:
             return False
-        self._left -= 1
+        self.state = BreakerState.PROBING
+        self._until_ns = now_ns + self.limits.rest_ns
         return True
 
     def ended(self, now_ns: int, *, good: bool | None) -> None:
-        """Count how one ended; None: it says nothing, and a probe's place is free again."""
+        """Count how one ended; None: it says nothing, and another probe may go."""
         match self.state:
             case BreakerState.OPEN:
                 return
@@ -122,15 +118,15 @@ class ErrorBreaker:
                     self._open(now_ns)
 
     def _probed(self, now_ns: int, *, good: bool | None) -> None:
-        if good is None:
-            self._left = min(self._left + 1, self.limits.probes)
-        elif not good:
+        if good is False:
             self._open(now_ns)
-        else:
+            return
+        self._until_ns = now_ns
+        if good:
             self._good += 1
-            if self._good >= self.limits.probes:
-                self.state = BreakerState.CLOSED
-                self.window.clear()
+        if self._good >= self.limits.probes:
+            self.state = BreakerState.CLOSED
+            self.window.clear()
 
     def _open(self, now_ns: int) -> None:
         self.state = BreakerState.OPEN

@@ -78,10 +78,12 @@ def test_what_ends_while_it_is_open_says_nothing() -> None:
     assert [False, True] == [breaker.admits(now) for now in (REST - 1, REST)]
 
 
-def test_after_the_rest_a_few_probes_go_there() -> None:
-    """No more than that until they report."""
+def test_after_the_rest_one_probe_goes_there() -> None:
+    """No more than that until it reports: each bad one is an error for somebody."""
     breaker = opened()
-    assert [True] * 3 + [False] * 2 == [breaker.admits(REST) for _ in range(5)]
+    assert [True, False, False] == [breaker.admits(REST) for _ in range(3)]
+    breaker.ended(REST, good=True)
+    assert [True, False] == [breaker.admits(REST) for _ in range(2)]
     assert BreakerState.PROBING is breaker.state
 
 
@@ -103,21 +105,18 @@ def test_a_bad_probe_opens_it_for_another_rest() -> None:
     assert 1 == breaker.opened
 
 
-def test_probes_that_do_not_report_are_followed_by_others() -> None:
-    """Three answers that last long do not keep it from closing."""
+def test_a_probe_that_does_not_report_is_followed_by_another() -> None:
+    """After another rest."""
     breaker = opened()
-    for _ in range(3):
-        breaker.admits(REST)
+    breaker.admits(REST)
     assert [False, True] == [breaker.admits(now) for now in (2 * REST - 1, 2 * REST)]
 
 
-def test_a_probe_that_says_nothing_gives_its_place_to_another() -> None:
-    """Its client left."""
+def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
+    """Its client left; it counts neither way."""
     breaker = opened()
-    for _ in range(3):
-        breaker.admits(REST)
-    breaker.ended(REST, good=None)
-    assert [True, False] == [breaker.admits(REST) for _ in range(2)]
+    assert BreakerState.PROBING is told(breaker, REST, True, True, None)
+    assert BreakerState.CLOSED is told(breaker, REST, True)
 
 
 @dataclass
@@ -161,7 +160,7 @@ class AnyTraffic(RuleBasedStateMachine):
         self.breaker = ErrorBreaker(self.LIMITS)
         self.listed = Listed(self.LIMITS.window_ns)
         self.state = BreakerState.CLOSED
-        self.until_ns = self.places = self.good = 0
+        self.until_ns = self.good = 0
 
     @rule(gap_ns=st.integers(0, 12))
     def wait(self, gap_ns: int) -> None:
@@ -171,11 +170,8 @@ class AnyTraffic(RuleBasedStateMachine):
     def ask(self) -> None:
         admitted = self.state is BreakerState.CLOSED
         if not admitted and self.now_ns >= self.until_ns:
-            self.state, self.places = BreakerState.PROBING, self.LIMITS.probes
+            self.state, admitted = BreakerState.PROBING, True
             self.until_ns = self.now_ns + self.LIMITS.rest_ns
-        if self.state is BreakerState.PROBING and self.places:
-            self.places -= 1
-            admitted = True
         assert admitted == self.breaker.admits(self.now_ns)
 
     @rule(good=st.sampled_from([True, False, False, None]))
@@ -186,12 +182,11 @@ class AnyTraffic(RuleBasedStateMachine):
             total, bad = self.listed.counted(self.now_ns)
             if total >= limits.least and bad / total > limits.errors:
                 self.open()
-        elif self.state is BreakerState.PROBING and good is None:
-            self.places = min(self.places + 1, limits.probes)
-        elif self.state is BreakerState.PROBING and not good:
+        elif self.state is BreakerState.PROBING and good is False:
             self.open()
         elif self.state is BreakerState.PROBING:
-            self.good += 1
+            self.until_ns = self.now_ns
+            self.good += good is True
             if self.good == limits.probes:
                 self.state, self.listed = BreakerState.CLOSED, replace(self.listed, answers=[])
         self.breaker.ended(self.now_ns, good=good)
