@@ -40,14 +40,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is chosen by what a request is, not only by its name."""
         return bool(self.intents or self.domains or self.has_range)
 
-    def takes(self, tokens: int, room: int) -> bool:
-        """Tell whether a prompt of `tokens` belongs here, and leaves `room` for the answer."""
-        if tokens <= self.above or (self.up_to and tokens > self.up_to):
-            return False
-        return self.holds(tokens, room)
+    def spans(self, tokens: int) -> bool:
+        """Tell whether it serves prompts of such a length."""
+        return tokens > self.above and (not self.up_to or tokens <= self.up_to)
 
     def holds(self, tokens: int, room: int) -> bool:
-        """Tell whether both fit into its context, as far as that is known."""
+        """Tell whether a prompt and `room` for its answer fit into the context."""
         return not self.context or tokens + room <= self.context
 
     def cost(self, tokens: int, room: int) -> float:

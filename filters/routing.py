@@ -85,6 +85,9 @@ def ranked(
             if offer.name not in choices and (lesser_too or not offer.best_effort or not risky()):
                 why = f"instead of {choice.pool}"
                 choices[offer.name] = Choice(offer.name, Rule.FALLBACK, why)
+    for offer in serving:  # better than to refuse what is too long for all others
+        if not offer.intents and not offer.domains and offer.name not in choices:
+            choices[offer.name] = Choice(offer.name, Rule.LENGTH, "length: no pool serves it")
     return list(choices.values())
 
 
@@ -107,11 +110,11 @@ def _by_preference(
     if low is not None:
         yield low
     offer = pools[own.pool]
-    if offer.has_range and offer.takes(*size):
+    if offer.has_range and offer.spans(size.tokens):
         yield own
     by_length = [offer for offer in serving if not offer.intents and not offer.domains]
     for offer in sorted(by_length, key=lambda offer: _order(offer, size)):
-        if offer.takes(*size):
+        if offer.spans(size.tokens):
             yield Choice(offer.name, Rule.LENGTH, f"length: {bucket_of(size.tokens)}")
     yield own
 
@@ -134,9 +137,8 @@ def line_up(pools: Pools, choices: Sequence[Choice], size: Size) -> list[Choice]
 
     Where none serves its length, those are returned that have room for it: a bucket is a wish.
     """
-    line = [choice for choice in choices if pools[choice.pool].takes(*size)] or [
-        choice for choice in choices if pools[choice.pool].holds(*size)
-    ]
+    fit = [choice for choice in choices if pools[choice.pool].holds(*size)]
+    line = [choice for choice in fit if pools[choice.pool].spans(size.tokens)] or fit
     if len(line) < 2:
         return line
     ways = {choice.pool: choice for choice in line}
