@@ -102,7 +102,8 @@ class PoolStages:
         self._courses: dict[str, _Course] = {}
         self._plain: dict[str, Staged] = {}
         self._http: aiohttp.ClientSession | None = None
-        self._shadows: Final[dict[asyncio.Task[None], Trial]] = {}
+        self._shadows: Final[dict[asyncio.Task[None], tuple[Trial, int]]] = {}
+        """With the size of what is held for each."""
         self.held_bytes = 0
         """Of requests whose shadows are under way."""
 
@@ -152,10 +153,11 @@ class PoolStages:
         if why:
             self._watch.trial_skipped(trial, why)
             return
-        self.held_bytes += len(question.body)
+        size = len(question.body)
+        self.held_bytes += size
         stage = self._courses[trial.old].stage
-        task = asyncio.create_task(self._compare(trial, stage, heard, question))
-        self._shadows[task] = trial
+        task = asyncio.create_task(self._compare(trial, stage, heard, question), name="shadow")
+        self._shadows[task] = trial, size
         task.add_done_callback(self._over)
 
     def skipped(self, staged: Staged, why: str) -> None:
@@ -179,11 +181,12 @@ class PoolStages:
             return "size"
         if self.held_bytes + size > MOST_HELD_BYTES:
             return "full"
-        under_way = sum(other == trial for other in self._shadows.values())
+        under_way = sum(other == trial for other, _ in self._shadows.values())
         return "full" if under_way >= course.stage.at_once else ""
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        trial = self._shadows.pop(task)
+        trial, size = self._shadows.pop(task)
+        self.held_bytes -= size
         if task.cancelled():
             self._watch.trial_skipped(trial, "closed")
         elif task.exception() is not None:  # a bug of ours, whose text may quote an answer
@@ -195,8 +198,6 @@ class PoolStages:
         except _TooLong:
             self._watch.trial_skipped(trial, "size")
             return
-        finally:
-            self.held_bytes -= len(question.body)
         self._watch.trial_heard(trial, trial.old, old)
         self._watch.trial_heard(trial, trial.new, new)
         if old.ending is not Ending.ANSWERED or new.ending is not Ending.ANSWERED:
