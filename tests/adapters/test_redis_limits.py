@@ -14,7 +14,7 @@ import pytest
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.limits import PoolLimits, Refusal
 from ext_proc.adapters.redis_client import RedisClient
-from ext_proc.adapters.redis_wire import Command
+from ext_proc.adapters.redis_lane import Command
 from ext_proc.adapters.redis_limits import LEASE_MS, RedisLimits
 from filters.api import Lease
 from filters.errors import PortError
@@ -229,6 +229,27 @@ async def test_a_server_whose_clock_was_set_back_keeps_nobody_out(
         return len(await took(one, 1))
 
     await until(1, entered)
+
+
+async def test_a_user_needs_no_other_commands_than_those_named(
+    gateways: Gateways, raw: Raw, server: RedisServer
+) -> None:
+    """Taking, renewing and giving back, as the document has them."""
+    commands = "TIME GET SET ZADD ZCARD ZREM ZREMRANGEBYSCORE PEXPIRE EVAL PING"
+    may = [f"+{command.lower()}" for command in commands.split()]
+    await raw("ACL", "SETUSER", "me", "reset", "on", "nopass", "~forebay:*", *may)
+    url = f"redis://me@127.0.0.1:{server.port}/0"
+    one = await gateways.open(b"one", OFTEN_S, url, concurrent=2, rate=100.0, burst=10)
+    first, _ = await took(one, 2)
+    first.release()
+    await until_held(1, raw)
+    await until(2, lambda: raw("EXISTS", LEASES, BUCKET))
+
+    async def gateways_there() -> int:
+        return int(await raw("ZCARD", "forebay:gateways:{best_effort}"))
+
+    await until(1, gateways_there)
+    assert 0 == one.figures()[POOL].unshared
 
 
 async def test_to_take_a_place_is_one_round_trip() -> None:
