@@ -91,7 +91,7 @@ def fault_of(text: str) -> tuple[str, Fault]:
 
 def _number(name: str, text: str) -> float:
     if name not in _BOUNDS:
-        return Duration(text)
+        return float(Duration(text))
     least, most = _BOUNDS[name]
     try:
         number = float(text)
