@@ -214,6 +214,9 @@ class Metrics:
         self.experts: Final = self._counter(
             "experts", "Requests of a trade that went to its expert", ("domain", "pool")
         )
+        self.routes: Final = self._tally(
+            "routes", "Where requests went, and what decided", ("pool", "rule", "bucket")
+        )
         self.params: Final = self._counter(
             "params", "Requests in which the profile set something", ("change",)
         )

@@ -14,6 +14,7 @@ from ext_proc.telemetry.admissions import STORED, result_of
 from ext_proc.telemetry.cuts import by_rule
 from ext_proc.telemetry.logs import LibraryLogs, Lines, event_logger, exchange_line
 from ext_proc.telemetry.metrics import Metrics
+from ext_proc.telemetry.routes import decision_of
 from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
 from filters.api import Boarding, Clock, Note
@@ -213,6 +214,8 @@ class Telemetry:
             metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
         if (unreadable := notes.get(UNREADABLE)) in UNREADABLES:
             metrics.unreadable[(str(unreadable),)].inc()
+        if (decision := decision_of(facts)) is not None:
+            metrics.routes.add(decision)
         if facts.task is not None and EXPERT in notes:
             metrics.experts[facts.task.domain, str(notes[EXPERT])].inc()
         for key, note in notes.items():

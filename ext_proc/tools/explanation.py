@@ -80,6 +80,12 @@ class Explanation:
         return f"{own}, for its downgrade is off" if off else own
 
     @property
+    def alternatives(self) -> str:
+        """Which other pools it may have gone to, empty for none."""
+        exchange = self.trace.exchange
+        return str(exchange.notes.get("route.alternatives", "")) if exchange else ""
+
+    @property
     def task(self) -> Task | None:
         """What it asks for, if a filter looked."""
         return self.trace.exchange.task if self.trace.exchange else None
@@ -125,6 +131,7 @@ def as_data(it: Explanation) -> dict[str, Any]:
             "cluster": it.pool.cluster,
             "quality": it.pool.quality,
             "why": it.pool_why,
+            "alternatives": it.alternatives or None,
         },
         "headers": {
             "upstream": dict(exchange.upstream_headers) if exchange else {},

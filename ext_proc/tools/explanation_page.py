@@ -30,6 +30,7 @@ FIRST_LINES, LAST_LINES = 8, 2
 MOST_LINE_CHARS: Final = 160
 MOST_VALUE_CHARS: Final = 60
 BAR_CELLS: Final = 12
+_ON_LINES: Final = ("cache.key", "route.alternatives")  # notes with lines of their own
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 _CONTROL_PICTURES: Final = 0x2400  # where Unicode has a picture of each ASCII control character
 
@@ -145,9 +146,7 @@ def _did(step: Step) -> Text:
     if after.pool != before.pool:
         words.append(Text(f"pool {after.pool}", "yellow"))
     words += [
-        _note(step.name, key, value)
-        for key, value in step.notes.items()
-        if key != "cache.key"  # it has a line of its own
+        _note(step.name, key, value) for key, value in step.notes.items() if key not in _ON_LINES
     ]
     return Text(", ").join(words) if words else Text("nothing", "dim")
 
@@ -258,6 +257,8 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
         pool = it.pool
         text = Text.assemble((pool.name, "bold"), f" (cluster {pool.cluster}, {pool.quality})")
         yield "pool", text.append(f": {it.pool_why}", "")
+    if it.alternatives:
+        yield "or else", Text(it.alternatives)
     if trace.exchange is None and trace.facts is not None:
         why = trace.facts.notes.get("pass", "")
         yield "passed", Text(f"as it came: {why}", "yellow")

@@ -486,6 +486,29 @@ def test_the_page_says_why_a_pool_was_chosen(
     assert f"): {why}\n" in page(it)
 
 
+def test_the_page_names_the_pools_that_it_may_have_gone_to(tmp_path: Path) -> None:
+    """With what speaks for each, or that its length does not fit; JSON has the same text."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text(
+        """
+forebay:
+  pools:
+    full: {cluster: big_ones, context: 512}
+    long: {cluster: long_ones, serves: {tokens: {above: 512}}}
+    coders: {cluster: code_ones, serves: {domains: [code]}, context: 400}
+    best_effort: {cluster: small_ones, quality: BEST_EFFORT}
+  profiles: {default: {route: {}}}
+""",
+        encoding="utf-8",
+    )
+    body = json.dumps(WORDS["openai.chat"].ask("why? " * 500)).encode()
+    it = explained(load(path, {}), "default", Request("/v1/chat/completions", {}, body))
+    assert ("long", "length: 2K") == (it.pool.name, it.pool_why)
+    assert "full (length does not fit)" == it.alternatives
+    assert "or else   full (length does not fit)\n" in page(it)
+    assert it.alternatives == as_data(it)["pool"]["alternatives"]
+
+
 def test_the_profile_raw_is_no_finding(forebay: Run) -> None:
     """It has no filters on purpose."""
     code, out, _ = forebay("--profile", "raw", body=CHAT.body)

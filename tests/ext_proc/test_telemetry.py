@@ -33,6 +33,7 @@ from ext_proc.telemetry.traceparent import TraceParent, parse_traceparent
 from filters.api import Cut, Finish, Outcome, Task, Usage
 from filters.dialects import dialect_of
 from filters.errors import ConfigError
+from filters.routing import Rule
 from tests.fakes import FakeClock
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 
@@ -600,6 +601,26 @@ def test_requests_for_an_expert_are_counted_by_trade_and_pool(books: Books) -> N
     books.end(facts(task=task, notes={"classify.why": "model"}))
     assert 1 == books.value("experts_total", domain="code", pool="coders")
     assert 2 == books.value("tasks_total", intent="code", domain="code")
+
+
+def test_where_requests_went_is_counted_by_pool_rule_and_length(books: Books) -> None:
+    """Those that were refused went nowhere; without a decision nothing is counted."""
+    notes = {"route.rule": Rule.LENGTH, "route.bucket": "32K"}
+    books.end(facts(pool="long", notes=notes))
+    books.end(facts(pool="best_effort", notes={"route.rule": Rule.LOW_RISK}))
+    books.end(facts(pool="", notes={"route.refused": 400, "route.bucket": "over"}))
+    books.end(facts(pool="", notes={"route.refused": 429}))
+    books.end(facts(pool="full", notes={"route.why": "high risk: sue"}))
+    assert [1, 1, 1, 1] == [
+        books.value("routes_total", pool=pool, rule=rule, bucket=bucket)
+        for pool, rule, bucket in (
+            ("long", "length", "32K"),
+            ("best_effort", "low_risk", "unknown"),
+            ("none", "too_long", "over"),
+            ("none", "busy", "unknown"),
+        )
+    ]
+    assert books.value("routes_total", pool="full", rule="own", bucket="unknown") is None
 
 
 def test_the_estimate_of_a_prompt_is_counted_beside_what_the_provider_counts(books: Books) -> None:
