@@ -182,6 +182,21 @@ async def test_a_client_that_leaves_gives_its_place_back(
         assert {(200, "BEST_EFFORT"): 4} == told(again)
 
 
+async def test_an_envoy_that_is_killed_gives_its_places_back(
+    gateways: Gateways, upstream: Upstream, held: HeldUpstream, http: aiohttp.ClientSession
+) -> None:
+    """All streams to Forebay end with it."""
+    edit = limited({"concurrent": 4})
+    with gateways.open(upstream=upstream, pools=ports(upstream, held.port), edit=edit) as gateway:
+        asking = ask([Caller(http, gateway.url)], 4)
+        await held.arrived(4)
+        assert 4 == gateway.metrics()[IN_USE]
+        assert gateway.envoy is not None
+        gateway.envoy.kill()
+        await until_free(gateway)
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "commands",
     [
