@@ -254,7 +254,9 @@ def _send_to(route: dict[str, Any], clusters: set[str], target: Target) -> None:
         action.pop(other, None)
     action["host_rewrite_literal"] = target.authority
     prefix = route["match"].get("prefix", route["match"].get("path"))
-    if target.path and prefix is not None:
+    if target.path and "regex_rewrite" in action:
+        action["regex_rewrite"]["substitution"] = f"{target.path}/"
+    elif target.path and prefix is not None:
         action["prefix_rewrite"] = target.path + action.get("prefix_rewrite", prefix)
 
 

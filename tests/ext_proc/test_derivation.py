@@ -130,9 +130,9 @@ def test_an_upstream_answers_forebays_own_questions_too() -> None:
     (route,) = host["routes"]
     assert {
         "cluster_header": "x-forebay-cluster",
-        "timeout": "60s",
+        "timeout": "0s",
         "host_rewrite_literal": "a.test",
-        "prefix_rewrite": "/b/v1/chat/completions",
+        "regex_rewrite": {"pattern": {"regex": "^(/p/[^/]+)?/"}, "substitution": "/b/"},
     } == route["route"]
 
 
