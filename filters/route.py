@@ -124,6 +124,7 @@ class RouteFilter(Filter[RouteConfig]):
         line = line_up(pools, choices, size)
         if not line:
             size = size._replace(tokens=counted(texts, size.tokens, count))
+            exchange.note("route.tokens", size.tokens)
             line = roomiest(pools, choices, size)
         if not line:
             raise FilterError(400, too_long(size, longest(pools, choices)))

@@ -73,11 +73,12 @@ async def test_an_upstream_cannot_speak_for_forebay(
     gateway: Gateway, call: Caller, question: str
 ) -> None:
     """Its own X-Cache or X-Model-Quality is not what the client is told; other headers stay."""
-    words = {name: "forged" for name in FORGED if "endpoint" not in name} | {"etag": '"1"'}
+    words = {name: "forged" for name in FORGED if "endpoint" not in name}
+    words |= {"etag": '"1"', "x-forebay-pool": "forged"}
     asked = ask_for(CHAT, question, temperature=0)
     reply = await call(asked, "", {"x-test-headers": json.dumps(words)})
-    told = ("x-cache", "x-model-quality", "x-forebay-profile", "etag")
-    assert ["MISS", "FULL", "default", '"1"'] == [reply.headers[name] for name in told]
+    told = ("x-cache", "x-model-quality", "x-forebay-profile", "x-forebay-pool", "etag")
+    assert ["MISS", "FULL", "default", "full", '"1"'] == [reply.headers[name] for name in told]
 
 
 # --- Tenants -------------------------------------------------------------------------------------
