@@ -28,6 +28,7 @@ from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.pool_breakers import PoolBreakers
+from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.stages import PoolStages, Stage
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
@@ -47,6 +48,7 @@ from ext_proc.config import (
     Settings,
     StoreSettings,
     Transport,
+    WarmUpSettings,
     Watcher,
     load,
     parse_host_port,
@@ -63,6 +65,7 @@ from ext_proc.telemetry.replica_events import ReplicaEvents
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.telemetry.trials import TrialMetrics
 from ext_proc.transport import Handler, Server
+from ext_proc.warm_up_file import prompt_of, read_prompts
 from filters.api import Clock, Ports, Quality, RequestHead, Step, Store
 from filters.cache import CacheFilter
 from filters.cleaning import clean_passages
@@ -490,12 +493,30 @@ def replicas_of(settings: Settings) -> dict[str, ReplicaSettings]:
             kv=how.kv,
             explore=how.explore,
             full=bound_of(how.full),
+            warm_up=warm_up_of(pool.warm_up),
             events=events_of(how.kv_events),
             tokenizer=how.tokenizer,
         )
         for name, pool in settings.pools.items()
         if (how := pool.replicas) is not None
     }
+
+
+def warm_up_of(how: WarmUpSettings | None) -> WarmUp | None:
+    """Return what replicas are asked when they have begun, if that is set.
+
+    Raise `ConfigError` where the file with it is not what it was.
+    """
+    if how is None:
+        return None
+    return WarmUp(
+        (*map(prompt_of, how.prompts), *(read_prompts(how.file) if how.file else ())),
+        model=how.model,
+        max_tokens=how.max_tokens,
+        concurrency=how.concurrency,
+        deadline_s=how.deadline,
+        slow_start_s=how.slow_start,
+    )
 
 
 def breakers_of(settings: Settings) -> dict[str, BreakerLimits]:

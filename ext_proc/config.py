@@ -34,6 +34,7 @@ from ext_proc.settings_reader import (
     pools_in,
     unknown,
 )
+from ext_proc.warm_up_file import MOST_PROMPTS, read_prompts
 from ext_proc.yaml_file import BadConfig, Place, Problem, YamlFile, found, read_yaml
 from filters import BUILT_IN
 from filters.api import Config, Filter, Quality, Step
@@ -386,6 +387,30 @@ class BreakerSettings(_Block, frozen=True):
     """Longer than a client waits for a first byte: what began before is over by then."""
 
 
+class WarmUpSettings(_Block, frozen=True):
+    """What a replica is asked when it has begun, before it gets requests."""
+
+    prompts: tuple[str, ...] = ()
+    """What a user says."""
+    file: str = ""
+    """A chat completion of OpenAI's API in each line; read when the settings are."""
+    model: str = ""
+    """Empty: the first that the replica names."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """Prompts at once."""
+    deadline: SomeTime = Duration("120s")
+    """After so long the replica gets requests, warm or not."""
+    slow_start: Duration = Duration("30s")
+    """How long its share of requests grows then, from a tenth of it."""
+
+    def __post_init__(self) -> None:
+        if not self.prompts and not self.file:
+            raise ConfigError("", "expected `prompts` or `file`, got neither")
+        if len(self.prompts) > MOST_PROMPTS:
+            raise ConfigError("prompts", f"expected {MOST_PROMPTS} at most, got {len(self.prompts)}")
+
+
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
@@ -395,6 +420,8 @@ class PoolSettings(_Block, frozen=True):
     """What its answers are worth."""
     replicas: PickSettings | None = None
     """How the filter `pick` chooses among them; None: the proxy chooses."""
+    warm_up: WarmUpSettings | None = None
+    """What a replica that has begun is asked first; None: nothing."""
     limits: LimitSettings | None = None
     """How much it takes; None: all that comes."""
     stage: StageSettings | None = None
@@ -649,6 +676,7 @@ class _BlockReader:
             return {name: PoolSettings(cluster=name) for name in value}
         self._check_stages(pools, place)
         self._check_fallbacks(pools, place)
+        self._check_warm_ups(pools, place)
         if self.place == ("forebay",):
             for name, pool in pools.items():
                 if pool.replicas is not None:
@@ -668,6 +696,20 @@ class _BlockReader:
             elif pools[comes].stage is not None:
                 message = f"expected a pool without a stage of its own, got {found(comes)}"
                 self.reader.wrong(where, message)
+
+    def _check_warm_ups(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
+        for name, pool in pools.items():
+            where = (*place, name, "warm_up")
+            if pool.warm_up is None:
+                continue
+            if pool.replicas is None:
+                message = "expected `replicas` beside it, or Envoy picks, got none"
+                self.reader.wrong(where, message)
+            if pool.warm_up.file:
+                try:
+                    read_prompts(pool.warm_up.file)
+                except ConfigError as error:
+                    self.reader.wrong((*where, "file"), error.message)
 
     def _check_fallbacks(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
         for name, pool in pools.items():

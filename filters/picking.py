@@ -222,7 +222,7 @@ class Picker:
         )
         if not every:
             raise LookupError("no replica to pick from")
-        if self.warmth:
+        if self.warmth.ramps:
             every = self._warm(every, now_s)
         avoided = [one for one in every if self._is_avoided(one, now_s)]
         replicas = every
@@ -327,7 +327,8 @@ class Picker:
 
     def _warm(self, every: Sequence[Replica], now_s: float) -> Sequence[Replica]:
         """Leave out who is not warm yet, as long as somebody else answers."""
-        warm, cold = [], []
+        warm: list[Replica] = []
+        cold: list[Replica] = []
         for one in every:
             takes = self.warmth.takes(one.address, now_s, len(every), self._rng)
             (warm if takes else cold).append(one)

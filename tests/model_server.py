@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
+PATIENCE_S = 60.0
 PAGE = """\
 vllm:num_requests_running{{engine="0"}} {running}
 vllm:num_requests_waiting{{engine="0"}} {waiting}
@@ -38,8 +39,13 @@ class ModelServer:
         self.pages = asyncio.Event()
         """Likewise for pages."""
         self.pages.set()
+        self.chats: list[dict[str, Any]] = []
+        """What was asked of `/v1/chat/completions`."""
+        self.statuses: deque[int] = deque()
+        """Those of the next replies there; 200 behind them."""
         self.asked: Counter[str] = Counter()
         """How often each path was asked for."""
+        self._chatted = asyncio.Event()
         self._runner: web.ServerRunner | None = None
 
     @property
@@ -64,6 +70,13 @@ class ModelServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    async def chatted(self, count: int) -> None:
+        """Wait until so much was asked of `/v1/chat/completions`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.chats) < count:
+                self._chatted.clear()
+                await self._chatted.wait()
+
     async def _take(self, request: web.BaseRequest) -> web.Response:
         self.asked[request.path] += 1
         if request.path == self.metrics_path:
@@ -74,6 +87,12 @@ class ModelServer:
         if request.path == "/v1/completions":
             await self.answers.wait()
             return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}]})
+        if request.path == "/v1/chat/completions":
+            self.chats.append(await request.json())
+            self._chatted.set()
+            await self.answers.wait()
+            status = self.statuses.popleft() if self.statuses else 200
+            return web.json_response({"choices": [{"message": {"content": "x"}}]}, status=status)
         return web.Response(status=404)
 
     def _figures(self) -> bytes:

@@ -103,6 +103,7 @@ class Scraper:
                     self._listener.refused(address)
                 else:
                     self._listener.silent(address, str(error) or type(error).__name__)
+                whole_s = 0.0  # it may be another process by then
                 pause_s += REST_S * self._rng()
             await self._sleep(max(pause_s / 2, pause_s - (loop.time() - began_s)))
 

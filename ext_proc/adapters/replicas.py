@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -13,6 +14,7 @@ from ext_proc.adapters.membership import Fixed, Follower, Members
 from ext_proc.adapters.replica_probe import DEADLINE_S, Prober
 from ext_proc.adapters.replica_scrape import PERIOD_S, Scraper
 from ext_proc.adapters.replica_signals import Said
+from ext_proc.adapters.replica_warm_up import WARM, Warmer, WarmUp
 from filters.api import Clock, Prompt
 from filters.block_book import Chain
 from filters.picking import Picker, ask_of
@@ -54,6 +56,8 @@ class ReplicaSettings:
     """The share of picks that try another replica; where prefixes do not count, none does."""
     full: Bound | None = None
     """When clients are told to ask again; None: never."""
+    warm_up: WarmUp | None = None
+    """What a replica that has begun is asked before it gets requests; None: nothing."""
     events: EventSettings | None = None
     """Where replicas say what they hold; None: they do not."""
     tokenizer: str = ""
@@ -80,6 +84,10 @@ class Figures:
     """What was learned of the cost of a prefill."""
     events: EventFigures | None = None
     """What replicas said of their caches, where they do."""
+    cold: int = 0
+    """How many have begun and do not have their whole share of requests yet."""
+    warm_ups: Mapping[str, int] = field(default_factory=dict)
+    """How many warm-ups ended how."""
 
 
 class HeldPick:
@@ -133,6 +141,9 @@ class _Pool:
     """Follows who belongs to it."""
     said: SaidBlocks | None = None
     """What its replicas say of their caches."""
+    listed: bool = False
+    """Who belongs to it was known at some time: who comes then has begun."""
+    warm_ups: Counter[str] = field(default_factory=Counter)
 
 
 class FollowedReplicas:
@@ -156,6 +167,7 @@ class FollowedReplicas:
         self._pools: Final[dict[str, _Pool]] = {}
         self._scraper: Final = Scraper(self, period_s=period_s, rng=rng)
         self._prober: Final = Prober(deadline_s=probe_deadline_s)
+        self._warmer: Final = Warmer(rng=rng)
         self._probing: asyncio.Task[None] | None = None
         self._refusing: Final[set[str]] = set()
         """Addresses where nobody listened when they were last asked."""
@@ -168,6 +180,7 @@ class FollowedReplicas:
             if gone.task is not None:
                 gone.task.cancel()
             self._hear(name, gone, ReplicaSettings())
+            self._cool(name, gone)
         for name, settings in pools.items():
             pool = self._pools.get(name)
             if pool is None:
@@ -183,6 +196,8 @@ class FollowedReplicas:
                 self._weigh(pool, settings)
             if (before.events, before.tokenizer) != (settings.events, settings.tokenizer):
                 self._hear(name, pool, settings)
+            if settings.warm_up is None:
+                self._cool(name, pool)
             if before.members != settings.members:
                 self._follow_members(name, pool, settings.members)
         self._ask_all()
@@ -203,6 +218,7 @@ class FollowedReplicas:
         self._pools.clear()
         await self._scraper.close()
         await self._prober.close()
+        await self._warmer.close()
 
     def has(self, pool: str) -> bool:
         """See `filters.api.Replicas`."""
@@ -272,6 +288,8 @@ class FollowedReplicas:
                 pool.picker.failed,
                 pool.picker.cost.constants(),
                 None if pool.said is None else pool.said.figures(),
+                len(pool.picker.warmth),
+                pool.warm_ups,
             )
             for name, pool in self._pools.items()
         }
@@ -297,6 +315,8 @@ class FollowedReplicas:
                 picker.restarted(address)
                 picker.back(address, now_s)
             picker.heard(address, signals)
+        if anew:
+            self._began(address)
         self._refusing.discard(address)
 
     def refused(self, address: str) -> None:
@@ -307,7 +327,15 @@ class FollowedReplicas:
             picker.refused(address, now_s)
 
     def silent(self, address: str, why: str) -> None:
-        """See `replica_scrape.Listener`: a page that fails says nothing of the model."""
+        """See `replica_scrape.Listener`: a page that fails says nothing of the model.
+
+        But of one that took no connection before, that it does so again.
+        """
+        if address in self._refusing:
+            self._refusing.discard(address)  # whether it answers, a probe finds out
+            for picker in self._with(address):
+                picker.restarted(address)
+            self._began(address)
 
     # --- Who there is -----------------------------------------------------------------------------
 
@@ -329,7 +357,7 @@ class FollowedReplicas:
             pool.task.cancel()
 
         def changed(addresses: Sequence[str]) -> None:
-            self._changed(pool, addresses)
+            self._changed(name, pool, addresses)
 
         def failed(why: str) -> None:
             self._log.warning("replicas_unknown", pool=name, why=why)
@@ -350,13 +378,16 @@ class FollowedReplicas:
         )
         pool.said.follow(pool.picker.replicas)
 
-    def _changed(self, pool: _Pool, addresses: Sequence[str]) -> None:
+    def _changed(self, name: str, pool: _Pool, addresses: Sequence[str]) -> None:
         picker = pool.picker
         for address in picker.replicas.keys() - set(addresses):
             picker.remove(address)
+            self._warmer.forget(name, address)
         for address in addresses:
             if address not in picker.replicas:
                 picker.add(address, ROOM_TOKENS)
+                self._warm(name, pool, address, hold=pool.listed)
+        pool.listed |= bool(addresses)
         if pool.said is not None:
             pool.said.follow(addresses)
         self._ask_all()
@@ -372,6 +403,40 @@ class FollowedReplicas:
         for pool in self._pools.values():
             if address in pool.picker.replicas:
                 yield pool.picker
+
+    # --- Replicas that have begun -----------------------------------------------------------------
+
+    def _began(self, address: str) -> None:
+        for name, pool in self._pools.items():
+            if address in pool.picker.replicas:
+                self._warm(name, pool, address, hold=True)
+
+    def _warm(self, name: str, pool: _Pool, address: str, *, hold: bool) -> None:
+        """Warm a replica up, and let it have no requests meanwhile if it is to be held.
+
+        One that was there before this gateway is not: it may have been serving others for long.
+        """
+        how = pool.settings.warm_up
+        if how is None:
+            return
+        slow_start_s, warmth = how.slow_start_s, pool.picker.warmth
+        if hold:
+            warmth.hold(address)
+
+        def warmed(said: str) -> None:
+            if warmth.holds(address):
+                warmth.ease(address, _seconds(self._clock), slow_start_s)
+            pool.warm_ups["warm" if said == WARM else said.partition(":")[0]] += 1
+            if said != WARM:
+                self._log.warning("replica_not_warm", pool=name, replica=address, why=said)
+
+        self._warmer.warm(name, address, how, warmed)
+
+    def _cool(self, name: str, pool: _Pool) -> None:
+        """Warm no replica of a pool up any more, and hold none."""
+        for address in pool.picker.replicas:
+            self._warmer.forget(name, address)
+            pool.picker.warmth.forget(address)
 
     # --- Replicas that do not answer --------------------------------------------------------------
 

@@ -36,10 +36,19 @@ class PoolFigures(Protocol):
     def constants(self) -> Mapping[str, float]:
         """What was learned of the cost of a prefill."""
 
+    @property
+    def cold(self) -> int:
+        """How many replicas have begun and do not have their whole share of requests yet."""
+
+    @property
+    def warm_ups(self) -> Mapping[str, int]:
+        """How many warm-ups ended how."""
+
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[PoolFigures], float]], ...]] = (
     ("known", "Replicas that Forebay picks among", lambda pool: pool.replicas),
     ("avoided", "Replicas that do not answer", lambda pool: pool.avoided),
+    ("cold", "Replicas that have begun and get less than their share", lambda pool: pool.cold),
     ("requests", "Requests that were sent to a replica", lambda pool: pool.under_way),
     ("index_bytes", "Memory for what replicas were sent", lambda pool: pool.index_bytes),
 )
@@ -62,6 +71,11 @@ class ReplicaFigures(Collector):
         broken = CounterMetricFamily(
             "forebay_replica_strategy_failures", "Picks whose strategy broke", labels=["pool"]
         )
+        warmed = CounterMetricFamily(
+            "forebay_replica_warm_ups",
+            "Warm-ups of replicas that had begun, by how they ended",
+            labels=["pool", "outcome"],
+        )
         cost = GaugeMetricFamily(
             "forebay_replica_cost",
             "What was learned of the cost of a prefill",
@@ -69,7 +83,10 @@ class ReplicaFigures(Collector):
         )
         for pool, figures in pools.items():
             broken.add_metric([pool], figures.strategy_failures)
+            for outcome, count in figures.warm_ups.items():
+                warmed.add_metric([pool, outcome], count)
             for constant, learned in figures.constants.items():
                 cost.add_metric([pool, constant], learned)
         yield broken
+        yield warmed
         yield cost

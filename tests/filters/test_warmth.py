@@ -46,12 +46,11 @@ def test_the_share_grows_from_a_tenth_to_all_and_is_then_forgotten() -> None:
     """With four replicas, a whole share is a quarter."""
     warmth = Warmth()
     warmth.ease(A, 100.0, 20.0)
-    share = {
-        now_s: [warmth.takes(A, now_s, 4, lambda at=at: at / 1000) for at in range(1000)].count(
-            True
-        )
-        for now_s in (100.0, 101.0, 110.0, 119.0)
-    }
+    share: dict[float, int] = {}
+    for now_s in (100.0, 101.0, 110.0, 119.0):
+        point = (number / 1000 for number in range(1000)).__next__
+        taken = [warmth.takes(A, now_s, 4, point) for _ in range(1000)]
+        share[now_s] = taken.count(True)
     assert {100.0: 25, 101.0: 25, 110.0: 125, 119.0: 238} == share
     assert 1 == len(warmth)
     assert warmth.takes(A, 120.0, 4, lambda: 0.999)
