@@ -413,30 +413,6 @@ class WarmUpSettings(_Block, frozen=True):
             )
 
 
-class WarmUpSettings(_Block, frozen=True):
-    """What a replica is asked when it has begun, before it gets requests."""
-
-    prompts: tuple[str, ...] = ()
-    """What a user says."""
-    file: str = ""
-    """A chat completion of OpenAI's API in each line; read when the settings are."""
-    model: str = ""
-    """Empty: the first that the replica names."""
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """Prompts at once."""
-    deadline: SomeTime = Duration("120s")
-    """After so long the replica gets requests, warm or not."""
-    slow_start: Duration = Duration("30s")
-    """How long its share of requests grows then, from a tenth of it."""
-
-    def __post_init__(self) -> None:
-        if not self.prompts and not self.file:
-            raise ConfigError("", "expected `prompts` or `file`, got neither")
-        if len(self.prompts) > MOST_PROMPTS:
-            raise ConfigError("prompts", f"expected {MOST_PROMPTS} at most, got {len(self.prompts)}")
-
-
 class PoolSettings(_Block, frozen=True):
     """A group of replicas."""
 
