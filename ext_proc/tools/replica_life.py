@@ -23,9 +23,8 @@ INSTANT: Final = Hardware(
     decode_s=0.0,
     context_s=0.0,
     cache_tokens=65_536,
-    block_tokens=SERVER_BLOCK_TOKENS,
 )
-"""Takes no time: for who wants answers and nothing to learn from."""
+"""Takes no time, and little of ours: for who wants answers and nothing to learn from."""
 SERVER: Final = Hardware(block_tokens=SERVER_BLOCK_TOKENS)
 
 

@@ -14,7 +14,7 @@ One model serves two forms: `simulate` steps it in real time, `bench routing` in
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -95,7 +95,8 @@ class BlockCache:
     def __init__(self, blocks: int, watch: BlockWatch | None = None) -> None:
         self.blocks: Final = blocks
         self._watch: Final = watch
-        self._used: Final[Counter[int]] = Counter()
+        self._used: Final[dict[int, int]] = {}
+        """How many requests use a block."""
         self._free: Final[OrderedDict[int, None]] = OrderedDict()
         self._unnamed = 0
         self.evicted = 0
@@ -117,12 +118,13 @@ class BlockCache:
 
     def reserve(self, chain: Sequence[int], blocks: int) -> bool:
         """Take `chain`, which is here, into use, and room for `blocks` more; tell if there was."""
-        fresh = sum(1 for block in chain if block not in self._used)
-        if len(self._used) + fresh + self._unnamed + blocks > self.blocks:
+        used, free = self._used, self._free
+        fresh = sum([block not in used for block in chain])
+        if len(used) + fresh + self._unnamed + blocks > self.blocks:
             return False
         for block in chain:
-            self._free.pop(block, None)
-            self._used[block] += 1
+            free.pop(block, None)
+            used[block] = used.get(block, 0) + 1
         self._unnamed += blocks
         over = len(self._used) + len(self._free) + self._unnamed - self.blocks
         if over > 0:
@@ -134,21 +136,23 @@ class BlockCache:
 
     def name(self, blocks: Sequence[int]) -> int:
         """Give reserved room to `blocks`, computed now; return how much room that took."""
+        used, free = self._used, self._free
         for block in blocks:
-            self._free.pop(block, None)
-            self._used[block] += 1
+            free.pop(block, None)
+            used[block] = used.get(block, 0) + 1
         self._unnamed -= len(blocks)
         return len(blocks)
 
     def release(self, chain: Sequence[int], reserved: int) -> None:
         """Let go of `chain` and of room that never got a name; the end of a chain goes first."""
         self._unnamed -= reserved
+        used, free = self._used, self._free
         for block in reversed(chain):
-            if self._used[block] > 1:
-                self._used[block] -= 1
-            elif block in self._used:
-                del self._used[block]
-                self._free[block] = None
+            users = used.pop(block, 0)
+            if users > 1:
+                used[block] = users - 1
+            elif users:
+                free[block] = None
 
     def clear(self) -> None:
         """Forget everything, as a restart does."""

@@ -19,12 +19,12 @@ NAME_BYTES: Final = 8  # vLLM tells the names of blocks as 64-bit numbers, unles
 def chain_of(raw: bytes, block_tokens: int) -> list[int]:
     """Return the names of the whole blocks of a text, each by everything up to its end."""
     size = block_tokens * BYTES_PER_TOKEN
-    chain: list[int] = []
+    names: list[bytes] = []
     last = b""
     for end in range(size, len(raw) + 1, size):
         last = hashlib.blake2b(last + raw[end - size : end], digest_size=NAME_BYTES).digest()
-        chain.append(int.from_bytes(last, "big"))
-    return chain
+        names.append(last)
+    return list(struct.unpack(f">{len(names)}Q", b"".join(names)))
 
 
 class TextWork(Work):

@@ -94,6 +94,11 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "--ttft", "5"], 'expected a duration such as "10m", got "5"'),
         (["simulate", "--rate", "-1"], 'expected a number from 0 on, got "-1"'),
         (["simulate", "--replicas", "0"], 'expected a whole number from 1 on, got "0"'),
+        (["simulate", "--speed", "0"], 'expected a number from 0.01 to 1000, got "0"'),
+        (
+            ["simulate", "--fault", "slow"],
+            'expected something like "replica-0:slow,for=10s", got "slow"',
+        ),
         (["up", "--upstream"], "expected one argument (see forebay up --help)"),
         (["up", "--bogus"], "forebay up: unrecognized arguments: --bogus (see forebay up --help)"),
         (["--bogus"], "forebay: unrecognized arguments: --bogus (see forebay --help)"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,3 +210,80 @@ def test_a_restart_forgets_everything() -> None:
     assert there == engine.clear()
     assert (0, 0.0, 0.0) == (engine.load, engine.begin(), engine.cache.usage)
     assert 0 == engine.cache.held(chain("a"))
+
+
+class Watch:
+    """Keeps count of what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int]]] = []
+        self.held: set[int] = set()
+
+    def stored(self, work: Work, first: int, end: int) -> None:
+        blocks = list(work.chain[first:end])
+        self.told.append(("stored", blocks))
+        assert not self.held & set(blocks)
+        self.held.update(blocks)
+
+    def removed(self, blocks: Sequence[int]) -> None:
+        self.told.append(("removed", list(blocks)))
+        assert set(blocks) <= self.held
+        self.held.difference_update(blocks)
+
+    def cleared(self) -> None:
+        self.told.append(("cleared", []))
+        self.held.clear()
+
+
+def test_blocks_are_told_as_their_chunks_are_planned() -> None:
+    """Those of the prompt chunk by chunk, those of the answer at its end."""
+    watch = Watch()
+    engine = Engine(HARDWARE, watch)
+    engine.arrive(work("abcdef", "Z"), 0.0)
+    drain(engine)
+    names = chain("abcdefZ")
+    assert [("stored", names[:4]), ("stored", names[4:6]), ("stored", names[6:])] == watch.told
+
+
+def test_blocks_that_are_there_are_not_told_again() -> None:
+    """In the middle of a chain, too: the end of another one may have gone before."""
+    watch = Watch()
+    engine = Engine(HARDWARE, watch)
+    engine.arrive(work("ab"), 0.0)
+    now_s, _ = drain(engine)
+    engine.arrive(work("abcd"), now_s)
+    drain(engine, now_s)
+    names = [block for kind, blocks in watch.told for block in blocks if kind == "stored"]
+    assert len(set(names)) == len(names)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("abc", min_size=1, max_size=20), st.text("Z", min_size=1, max_size=3)),
+        max_size=20,
+    )
+)
+def test_who_keeps_count_knows_what_the_cache_holds(asked: list[tuple[str, str]]) -> None:
+    """Nothing is told twice, nothing is removed that was not there, and nothing is forgotten."""
+    watch = Watch()
+    engine = Engine(HARDWARE, watch)
+    seen: set[int] = set()
+    for prompt, answer in asked:
+        one = work(prompt, answer)
+        engine.arrive(one, 0.0)
+        drain(engine)
+        seen.update(one.chain)
+    assert {block for block in seen if block in engine.cache} == watch.held
+    engine.clear()
+    assert set() == watch.held
+
+
+def test_blocks_may_be_smaller() -> None:
+    """As small as those of a server: a prompt's beginning is found more exactly."""
+    engine = Engine(replace(HARDWARE, block_tokens=16, cache_tokens=1_024))
+    one, other = Work([1, 2, 3, 4], 70, 1), Work([1, 2, 3, 5], 70, 1)
+    engine.arrive(one, 0.0)
+    now_s, _ = drain(engine)
+    engine.arrive(other, now_s)
+    drain(engine, now_s)
+    assert (48, 0.0) == (other.cached, engine.cache.usage)

@@ -19,13 +19,13 @@ from ext_proc.adapters.replica_signals import PageReader, Said
 from ext_proc.tools.kv_publisher import END, KEPT_BATCHES, Form, Publisher
 from ext_proc.tools.replica_faults import Fault, Kind
 from ext_proc.tools.replica_life import INSTANT, Model
-from ext_proc.tools.replica_model import Hardware
+from ext_proc.tools.replica_model import BLOCK_TOKENS, Hardware
 from ext_proc.tools.simulator import Simulator
 
 PATIENCE_S: Final = 60.0
 SLOW: Final = Hardware(step_s=1e6, block_tokens=16)
 """Nothing of it is ever done while a test runs."""
-SMALL: Final = replace(INSTANT, cache_tokens=64 * 16)
+SMALL: Final = replace(INSTANT, cache_tokens=64 * 16, block_tokens=16)
 CHAT: Final = "/v1/chat/completions"
 GONE: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
@@ -91,7 +91,7 @@ async def test_the_next_turn_of_a_conversation_finds_the_last_one(
     http: aiohttp.ClientSession, stream: bool
 ) -> None:
     """Prompt and answer are in the cache, but for the block that was not full."""
-    async with Simulator() as simulator:
+    async with Simulator(model=Model(SMALL)) as simulator:
         first = ask("word " * 200)
         _, reply = await post(http, simulator.url, first)
         answer = reply["choices"][0]["message"]["content"]
@@ -107,7 +107,7 @@ async def test_the_next_turn_of_a_conversation_finds_the_last_one(
 async def test_geminis_turns_are_found_too(http: aiohttp.ClientSession) -> None:
     """In whichever order a client writes role and parts."""
     path = "/v1beta/models/g:generateContent"
-    async with Simulator() as simulator:
+    async with Simulator(model=Model(SMALL)) as simulator:
         for role_first in (True, False):
 
             def content(role: str, text: str, role_first: bool = role_first) -> dict[str, Any]:
@@ -131,7 +131,9 @@ async def test_several_answers_share_one_prompt(http: aiohttp.ClientSession) -> 
         _, reply = await post(http, simulator.url, ask("word " * 200, n=3))
         life = simulator.replicas[0].life
     tokens = reply["usage"]["prompt_tokens"]
-    assert tokens + 2 * (tokens - (tokens - 1) // 16 * 16) == life.engine.prefilled
+    assert (
+        tokens + 2 * (tokens - (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS) == life.engine.prefilled
+    )
 
 
 async def test_a_request_longer_than_the_context_is_refused(http: aiohttp.ClientSession) -> None:
@@ -194,7 +196,7 @@ async def test_who_looks_sees_every_replica(http: aiohttp.ClientSession, two: Si
     fault = {"kind": "slow", "after_s": 0, "for_s": None, "factor": 8, "status": 503, "share": 1}
     assert ("b", [fault], 1 / 8) == (b["name"], b["faults"], b["speed"])
     assert two.ports == [a["port"], b["port"]]
-    assert 16 == a["hardware"]["block_tokens"]
+    assert 64 == a["hardware"]["block_tokens"]
 
 
 async def test_a_slow_replica_recovers(http: aiohttp.ClientSession, two: Simulator) -> None:

@@ -699,7 +699,7 @@ async def test_the_metrics_have_vllms_names_and_follow_the_requests(
     assert samples["vllm:prompt_tokens_total"] == 2 * usage["prompt_tokens"]
     assert samples["vllm:generation_tokens_total"] == 2 * usage["completion_tokens"]
     assert samples["vllm:prefix_cache_queries_total"] == 2 * usage["prompt_tokens"]
-    assert samples["vllm:prefix_cache_hits_total"] == usage["prompt_tokens"] // 16 * 16
+    assert samples["vllm:prefix_cache_hits_total"] == usage["prompt_tokens"] // 64 * 64
     assert samples["vllm:time_to_first_token_seconds_count"] == 2
     assert samples["vllm:num_requests_running"] == 0
     assert samples["vllm:num_requests_waiting"] == 0
