@@ -18,6 +18,9 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExtProcPerRoute,
     ProcessingMode,
 )
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ProcessingModeBodySendMode as BodyMode,
+)
 
 from ext_proc.yaml_file import Place, Problem, YamlFile
 
@@ -150,6 +153,13 @@ class Route:
     disabled: bool
     mode: Mode
     namespaces: frozenset[str]
+    picker: bool = False
+    """It names no profile, and has the one of such gateways as have replicas picked."""
+
+    @property
+    def duplex(self) -> bool:
+        """Whether requests come in full duplex: Envoy waits and holds nothing then."""
+        return self.mode.value.request_body_mode == BodyMode.FULL_DUPLEX_STREAMED
 
     @property
     def chosen(self) -> bool:

@@ -79,6 +79,7 @@ _OVERRIDE_HOST: Final = "envoy.extensions.load_balancing_policies.override_host.
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WITH_QUERY: Final = re.compile(r"%PATH(?:\((?!NQ)[^)]*\))?(?::\d+)?%")
 _OPERATOR: Final = re.compile(r"%(?:REQ|REQUEST_HEADER)\(([^)]*)\)(?::\d+)?%")
+_CLOSED: Final = ", which works and does not fail open"
 _NO_QUERY: Final = "expected the path as %PATH(NQ)%, for a query may hold keys"
 
 Rule = Callable[[Bootstrap, Settings], Iterator[Problem]]
@@ -86,7 +87,7 @@ Rule = Callable[[Bootstrap, Settings], Iterator[Problem]]
 
 def find_problems(bootstrap: Bootstrap, settings: Settings) -> list[Problem]:
     """Return what every rule finds, each problem once."""
-    bootstrap = _without_strangers(bootstrap, settings)
+    bootstrap = _with_picker(_without_strangers(bootstrap, settings), settings)
     found_once: dict[Problem, None] = dict.fromkeys(bootstrap.misnamed)
     for rule in RULES:
         found_once.update(dict.fromkeys(rule(bootstrap, settings)))
@@ -106,6 +107,26 @@ def _without_strangers(seen: Bootstrap, settings: Settings) -> Bootstrap:
         )
     ]
     return replace(seen, gateways=ours or seen.gateways)
+
+
+def _with_picker(seen: Bootstrap, settings: Settings) -> Bootstrap:
+    """Give routes that name no profile the one that Forebay has for them."""
+    profile = settings.picker.profile
+    if not profile:
+        return seen
+    gateways = [
+        replace(
+            gateway,
+            routes=tuple(
+                route
+                if route.profile or route.disabled
+                else replace(route, profile=profile, picker=True)
+                for route in gateway.routes
+            ),
+        )
+        for gateway in seen.gateways
+    ]
+    return replace(seen, gateways=gateways)
 
 
 def count_routes(bootstrap: Bootstrap) -> int:
@@ -143,8 +164,8 @@ def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             yield place.problem(path, message, warning=True)
     for name, pool in settings.pools.items():
         cluster = seen.clusters.get(pool.cluster)
-        if pool.replicas is None or name not in reached or cluster is None:
-            continue
+        if pool.replicas is None or name not in reached or cluster is None or not seen.gateways:
+            continue  # another gateway has a file of its own
         policies = cluster.part.get("load_balancing_policy", "policies")
         configs = [each.get("typed_extension_config", "typed_config") for each in policies]
         path = f"clusters.{pool.cluster}.load_balancing_policy"
@@ -190,7 +211,7 @@ def _routes_have_profiles(seen: Bootstrap, settings: Settings) -> Iterator[Probl
 
 def _envoy_calls_forebay(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     if not seen.gateways:
-        if not seen.unread:
+        if not seen.unread and not settings.picker.profile:  # which is another gateway's
             place = seen.root.get("static_resources", "listeners")
             message = "expected an ext_proc filter that calls Forebay, got none"
             yield place.problem("static_resources.listeners", message)
@@ -258,7 +279,7 @@ def _filter_is_able(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     for gateway in seen.gateways:
         message, part = gateway.message, gateway.filter
         path = f"{gateway.name}.ext_proc"
-        if not message.allow_mode_override:
+        if not message.allow_mode_override and not _all_in_duplex(gateway):
             place = part.get("allow_mode_override")
             yield place.problem(f"{path}.allow_mode_override", "expected true, got false")
         for name in (
@@ -283,6 +304,15 @@ def _filter_is_able(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         yield from _good_timeouts(gateway)
 
 
+def _all_in_duplex(gateway: Gateway) -> bool:
+    """Tell whether every body comes in full duplex, where Forebay has no say in how it does."""
+    modes = [route.mode.value for route in gateway.routes if route.profile]
+    return bool(modes) and all(
+        mode.request_body_mode == mode.response_body_mode == BodyMode.FULL_DUPLEX_STREAMED
+        for mode in modes
+    )
+
+
 def _good_timeouts(gateway: Gateway) -> Iterator[Problem]:
     message, part, path = gateway.message, gateway.filter, f"{gateway.name}.ext_proc"
     timeout = message.message_timeout
@@ -300,7 +330,11 @@ def _good_timeouts(gateway: Gateway) -> Iterator[Problem]:
 def _waits_are_allowed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     """Hold the filters' waits against what Envoy lets Forebay ask for."""
     for gateway in seen.gateways:
-        named = {route.profile: None for route in gateway.routes if route.profile}
+        named = {
+            route.profile: None
+            for route in gateway.routes
+            if route.profile and not route.duplex  # in full duplex Envoy waits without end
+        }
         waiting = [settings.profiles[name] for name in named if name in settings.profiles]
         if not waiting:
             continue
@@ -344,61 +378,67 @@ def _headers_arrive(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
 def _metadata_arrives(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     for gateway in seen.gateways:
         for route in gateway.routes:
-            missing = {"envoy.lb", "forebay"} - route.namespaces
+            wanted = {"envoy.lb"} if route.picker else {"envoy.lb", "forebay"}
+            missing = wanted - route.namespaces
             profile = settings.profiles.get(route.profile)
             if missing and profile and profile.filters:
                 place = gateway.filter.get("metadata_options")
-                message = (
-                    f"expected envoy.lb and forebay, got no {' and no '.join(sorted(missing))}"
-                )
+                both = " and ".join(sorted(wanted))
+                message = f"expected {both}, got no {' and no '.join(sorted(missing))}"
                 path = f"{gateway.name}.ext_proc.metadata_options.receiving_namespaces.untyped"
                 yield place.problem(path, message)
 
 
 def _modes_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     """Collect what the routes of all profiles need, so that one wrong mode is one problem."""
-    needed: dict[tuple[int | str, str, str, str], list[str]] = {}
+    needed: dict[tuple[int | str, str, str, str, bool], list[str]] = {}
     modes: dict[int | str, Mode] = {}
     for gateway in seen.gateways:
         for route in gateway.routes:
             profile = settings.profiles.get(route.profile)
             if profile is None or not profile.filters:
                 continue
-            for name, expected, got in _wrong_modes(route, profile):
+            for name, expected, got, warning in _wrong_modes(route, profile):
                 mode = route.mode
                 left_out = mode.replaces and not mode.part.get(name)
                 why = ", for a route's processing_mode replaces the filter's as a whole"
                 # An alias has the very value of its anchor, and is the same problem.
                 where = id(mode.part.value) if mode.part else mode.path
                 modes.setdefault(where, mode)
-                what = (where, name, expected, got + why if left_out else got)
+                what = (where, name, expected, got + why if left_out else got, warning)
                 profiles = needed.setdefault(what, [])
                 if route.profile not in profiles:
                     profiles.append(route.profile)
-    for (where, name, expected, got), profiles in needed.items():
+    for (where, name, expected, got, warning), profiles in needed.items():
         whose = f"profile{'s' if len(profiles) > 1 else ''} {', '.join(profiles)}"
         message = f"expected {expected} for {whose}, got {got}"
-        yield modes[where].part.get(name).problem(f"{modes[where].path}.{name}", message)
+        path = f"{modes[where].path}.{name}"
+        yield modes[where].part.get(name).problem(path, message, warning=warning)
 
 
-def _wrong_modes(route: Route, profile: ProfileSettings) -> Iterator[tuple[str, str, str]]:
+def _wrong_modes(route: Route, profile: ProfileSettings) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield mode, what was expected, what was found, and whether it works all the same."""
     mode = route.mode.value
     kinds = [kind for kind, _ in profile.filters]
     if mode.request_header_mode == HeaderMode.SKIP:
-        yield "request_header_mode", "SEND", "SKIP"
-    if mode.request_body_mode != BodyMode.BUFFERED:
-        yield "request_body_mode", "BUFFERED", _name(mode.request_body_mode)
+        yield "request_header_mode", "SEND", "SKIP", False
+    # In full duplex nothing fails open, which gateways that have replicas picked put up with.
+    if mode.request_body_mode != BodyMode.BUFFERED and not (route.picker and route.duplex):
+        got = _name(mode.request_body_mode) + (_CLOSED if route.duplex else "")
+        yield "request_body_mode", "BUFFERED", got, route.duplex
     hooks = ("on_response", "on_delta", "on_finish")
     wants_reply = any(
         getattr(kind, hook) is not getattr(Filter, hook) for kind in kinds for hook in hooks
     )
     if wants_reply and mode.response_header_mode == HeaderMode.SKIP:
-        yield "response_header_mode", "SEND", "SKIP"
-    # Forebay asks for bodies as the reply begins, also where a filter edits them. Where Envoy sends
-    # them by itself (FULL_DUPLEX_STREAMED), it has given away what came with the head before it
-    # hears that Forebay wants none, and the client gets an empty body.
+        yield "response_header_mode", "SEND", "SKIP", False
+    # Forebay asks for bodies as the reply begins, also where a filter edits them. What Envoy sends
+    # by itself in full duplex is given back piece by piece, wanted or not.
     if mode.response_body_mode != BodyMode.NONE:
-        yield "response_body_mode", "NONE", _name(mode.response_body_mode)
+        duplex = mode.response_body_mode == BodyMode.FULL_DUPLEX_STREAMED
+        if not (route.picker and duplex):
+            got = _name(mode.response_body_mode) + (_CLOSED if duplex else "")
+            yield "response_body_mode", "NONE", got, duplex
 
 
 # --- Routes --------------------------------------------------------------------------------------
@@ -417,7 +457,7 @@ def _pools_have_ways(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
             cluster = settings.pools[profile.pool].cluster
             if cluster in seen.clusters:  # else the pool is wrong, and every route would be
                 yield from _good_plain(route, cluster, profile)
-            if len(pools_of(profile, settings.pools)) > 1:
+            if not route.picker and len(pools_of(profile, settings.pools)) > 1:
                 yield from _chosen_before(gateway, index)
 
 
@@ -705,7 +745,7 @@ def _bodies_fit(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     for gateway in seen.gateways:
         for route in gateway.routes:
             profile = settings.profiles.get(route.profile)
-            if profile is None or not profile.filters:
+            if profile is None or not profile.filters or route.duplex:
                 continue
             limit, path, size = _body_limit(gateway, route)
             if size > most:
@@ -734,6 +774,8 @@ def _body_limit(gateway: Gateway, route: Route) -> tuple[Part, str, Size]:
 def _clients_are_told(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     del settings
     for gateway in seen.gateways:
+        if gateway.routes and all(route.picker or route.disabled for route in gateway.routes):
+            continue
         config = gateway.manager.get("route_config")
         levels = {level.place: level for route in gateway.routes for level in route.levels}
         added = [
