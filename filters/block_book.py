@@ -27,10 +27,10 @@ Hash: TypeAlias = int | bytes
 ID_BYTES: Final = 4
 MOST_TOKENS: Final = 131_072
 """What stands behind that in a prompt is not told apart, as in `filters.prefix_blocks`."""
-BLOCK_BYTES: Final = 230
+BLOCK_BYTES: Final = 200
 """A block of a replica: its hash, what it is in our names, its place in the order. Measured."""
 MOST_BYTES: Final = 64 << 20
-"""For all replicas of a pool: they may hold 4.6 million tokens in blocks of 16."""
+"""For all replicas of a pool: they may hold 5 million tokens in blocks of 16."""
 MOST_BLOCK_TOKENS: Final = 8_192
 _SALT: Final = secrets.randbits(62)  # nobody outside can choose tokens whose names agree
 _MASK: Final = (1 << 64) - 1
@@ -113,6 +113,8 @@ class BlockBook:
         self._blocks: Final[dict[int, OrderedDict[Hash, int]]] = {}
         self._copies: Final[dict[int, dict[Hash, int]]] = {}
         """How often a replica holds a block beyond once: two requests may compute it at a time."""
+        self._told: Final[dict[int, set[int]]] = {}
+        """The names in the index that a replica spoke of; the others were sent there."""
         self._adapters: Final[set[str]] = set()
 
     @property
@@ -128,17 +130,19 @@ class BlockBook:
         """Take a replica in, or change how much it holds at most."""
         self._blocks.setdefault(replica, OrderedDict())
         self._copies.setdefault(replica, {})
+        self._told.setdefault(replica, set())
         self.index.add(replica, room_tokens)
 
     def remove(self, replica: int) -> None:
         """Forget a replica."""
-        del self._blocks[replica], self._copies[replica]
+        del self._blocks[replica], self._copies[replica], self._told[replica]
         self.index.remove(replica)
 
     def clear(self, replica: int) -> None:
         """Take a replica to hold nothing."""
         self._blocks[replica].clear()
         self._copies[replica].clear()
+        self._told[replica].clear()
         self.index.clear(replica)
 
     def chain(self, ids: bytes, model: str = "", *, shared: bool = False) -> Chain | None:
@@ -209,6 +213,7 @@ class BlockBook:
                 sizes.append(kept[depth])
         if names:
             self.index.record(replica, names, sizes)
+            self._told[replica].update(names)
         self._fit(replica)
 
     def removed(self, replica: int, hashes: Iterable[Hash]) -> None:
@@ -226,7 +231,7 @@ class BlockBook:
             known = blocks.pop(block, None)
             if known is not None:
                 gone.append(known & _MASK)
-        self.index.forget(replica, gone)
+        self._forget(replica, gone)
 
     def expect(self, replica: int, chain: Chain) -> None:
         """Say that a prompt was sent to a replica, or that it has read it."""
@@ -234,8 +239,9 @@ class BlockBook:
 
     def withdraw(self, replica: int, chain: Chain, held: int) -> None:
         """Say that a replica did not read a prompt of which it held so many tokens."""
+        told = self._told[replica]
         kept = bisect_right(chain.ends, held)
-        self.index.forget(replica, chain.names[kept:])
+        self.index.forget(replica, [name for name in chain.names[kept:] if name not in told])
 
     def held(self, chain: Chain, replicas: int) -> list[tuple[int, int]]:
         """Return how many tokens of a prompt each set of `replicas` holds, if any."""
@@ -248,5 +254,9 @@ class BlockBook:
         for _ in range(over):
             block, known = blocks.popitem(last=False)
             self._copies[replica].pop(block, None)
-            self.index.forget(replica, (known & _MASK,))
+            self._forget(replica, (known & _MASK,))
             self.dropped += 1
+
+    def _forget(self, replica: int, names: Sequence[int]) -> None:
+        self.index.forget(replica, names)
+        self._told[replica].difference_update(names)

@@ -110,9 +110,18 @@ class KvPublisher:
     `keeps` says how many batches can be had again; with None, nobody answers there.
     """
 
-    def __init__(self, port: int = 0, *, topic: str = "", keeps: int | None = 10_000) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        replay_port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        topic: str = "",
+        keeps: int | None = 10_000,
+    ) -> None:
         self.port = port
-        self.replay_port = 0
+        self.replay_port = replay_port
+        self._host = host
         self.replays = 0
         self._topic = topic.encode()
         self._keeps = keeps
@@ -126,8 +135,8 @@ class KvPublisher:
 
     async def __aenter__(self) -> Self:
         self._events.set(zmq.SNDHWM, 100_000)
-        self.port = _bind(self._events, self.port)
-        self.replay_port = _bind(self._replay, 0)
+        self.port = _bind(self._events, self._host, self.port)
+        self.replay_port = _bind(self._replay, self._host, self.replay_port)
         self._thread.start()
         return self
 
@@ -180,8 +189,8 @@ class KvPublisher:
         self._replay.close(linger=0)
 
 
-def _bind(socket: zmq.Socket[bytes], port: int) -> int:
-    socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+def _bind(socket: zmq.Socket[bytes], host: str, port: int) -> int:
+    socket.bind(f"tcp://{host}:{port or '*'}")
     bound = socket.get(zmq.LAST_ENDPOINT)
     assert isinstance(bound, bytes)
     return int(bound.rstrip(b"\0").rpartition(b":")[2])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 from ext_proc.adapters.kv_events import KvEvents
-from ext_proc.adapters.kv_settings import EventFigures, EventSettings
+from ext_proc.adapters.kv_settings import READ_S, EventFigures, EventSettings
 from ext_proc.adapters.kv_wire import Batch, Cleared, Removed, Stored
 from filters.api import Clock
 from filters.block_book import BlockBook, Chain
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LEAST_SHARE: Final = 0.05
 TURNOVER: Final = 0.25
 """What is sent from here is compared with what is taken in when so much of a cache is new."""
+KEPT: Final = 0.9
+"""What a comparison is worth at the next one: some ten count, in which a cache is new twice."""
 
 
 class Log(Protocol):
@@ -46,8 +48,10 @@ class _Cache:
     """Taken in since the last comparison."""
     entered_tokens: int = 0
     """What was sent from here by then, all in all."""
+    taken: float = 1.0
+    """What was taken in of late, and what of that was sent from here: in caches."""
+    sent: float = 1.0
     share: float = 1.0
-    """What part of what it takes in was sent from here."""
 
 
 class PoolEvents:
@@ -61,6 +65,8 @@ class PoolEvents:
         tokenizer: str,
         clock: Clock,
         log: Log,
+        *,
+        read_s: float = READ_S,
     ) -> None:
         """Listen to nobody yet. `tokenizer` is a folder, empty where there is none."""
         self._name: Final = name
@@ -68,6 +74,7 @@ class PoolEvents:
         self._settings: Final = settings
         self._clock: Final = clock
         self._log: Final = log
+        self._read_s: Final = read_s
         self._lag_s = 0.0
         self._caches: Final[dict[str, _Cache]] = {}
         self._events: Final = KvEvents(self)
@@ -140,7 +147,7 @@ class PoolEvents:
             self._book = None  # what was said under names that no prompt will have is of no use
             self._picker.listen(None)
         else:
-            self._reader = PromptReader(cutter)
+            self._reader = PromptReader(cutter, self._read_s)
 
     # --- What replicas say ------------------------------------------------------------------------
 
@@ -204,7 +211,8 @@ class PoolEvents:
         The rest, answers and what others send, pushes that out of its cache the sooner.
         """
         entered = self._picker.index.entered(replica)
-        share = (entered - cache.entered_tokens) / cache.fresh_tokens
-        cache.share = min(1.0, max(LEAST_SHARE, (cache.share + share) / 2))
+        cache.taken = KEPT * cache.taken + cache.fresh_tokens / cache.room_tokens
+        cache.sent = KEPT * cache.sent + (entered - cache.entered_tokens) / cache.room_tokens
+        cache.share = min(1.0, max(LEAST_SHARE, cache.sent / cache.taken))
         cache.entered_tokens, cache.fresh_tokens = entered, 0
         self._picker.add(address, int(cache.room_tokens * cache.share))

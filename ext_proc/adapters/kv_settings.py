@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ext_proc.adapters.membership import address_of
 from filters.block_book import Chain
+
+READ_S: Final = 0.05
+"""A prompt that takes longer to be cut into tokens is sent without: where it was sent before is
+known in any case."""
 
 
 @dataclass(frozen=True, slots=True)

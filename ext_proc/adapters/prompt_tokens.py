@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from tokenizers import Tokenizer
 
 from ext_proc.adapters.chat_template import ChatTemplate, Unreadable, Written
+from ext_proc.adapters.kv_settings import READ_S
 from ext_proc.adapters.models_folder import read_tokenizer
 from filters.block_book import ids_of
 
@@ -23,8 +24,6 @@ R = TypeVar("R")
 
 AT_ONCE_CHARS: Final = 1_000
 """So much is cut at once, in 0.3 ms; more of it is left to a thread."""
-DEADLINE_S: Final = 0.05
-"""A prompt that takes longer is sent without: where it was sent before is known in any case."""
 MOST_WAITING: Final = 8
 CACHE_BYTES: Final = 16 << 20
 PIECE_BYTES: Final = 200
@@ -137,7 +136,7 @@ class Read:
 class PromptReader:
     """Reads requests as their model does, long ones in a thread of its own."""
 
-    def __init__(self, cutter: TokenCutter, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, cutter: TokenCutter, deadline_s: float = READ_S) -> None:
         self.read_so_far: Final = Read()
         self._cutter: Final = cutter
         self._deadline_s: Final = deadline_s

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from ext_proc.adapters.kv_settings import EventFigures, EventSettings, SaidBlocks
+from ext_proc.adapters.kv_settings import READ_S, EventFigures, EventSettings, SaidBlocks
 from ext_proc.adapters.membership import Fixed, Follower, Members
 from ext_proc.adapters.replica_probe import DEADLINE_S, Prober
 from ext_proc.adapters.replica_scrape import PERIOD_S, Scraper
@@ -157,10 +157,12 @@ class FollowedReplicas:
         period_s: float = PERIOD_S,
         probing_s: float = PROBING_S,
         probe_deadline_s: float = DEADLINE_S,
+        read_s: float = READ_S,
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Know no pool yet."""
         self._probing_s: Final = probing_s
+        self._read_s: Final = read_s
         self._clock: Final = clock
         self._log: Final = log
         self._rng: Final = rng
@@ -374,7 +376,13 @@ class FollowedReplicas:
         from ext_proc.adapters.kv_pool import PoolEvents  # an optional package is in there
 
         pool.said = PoolEvents(
-            name, pool.picker, settings.events, settings.tokenizer, self._clock, self._log
+            name,
+            pool.picker,
+            settings.events,
+            settings.tokenizer,
+            self._clock,
+            self._log,
+            read_s=self._read_s,
         )
         pool.said.follow(pool.picker.replicas)
 

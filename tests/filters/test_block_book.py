@@ -197,13 +197,13 @@ def test_few_ends_are_kept_far_back(size: int) -> None:
 
 def test_memory_is_bounded() -> None:
     """The oldest are forgotten, and found no more."""
-    book = book_of(1, most_bytes=230 * 100)
+    book = book_of(1, most_bytes=200 * 100)
     for number in range(20):
         store(book, 0, [number, *range(159)])
     assert (100, 100) == (book.known(0), book.dropped)
     assert {0: 128} == held(book, [19, *range(159)])
     assert {} == held(book, [0, *range(159)])
-    assert book.size <= 230 * 100 * 2
+    assert book.size <= 200 * 100 * 2
 
 
 def test_tokens_are_numbers() -> None:
