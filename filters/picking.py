@@ -292,6 +292,7 @@ class Picker:
             del replica.unstarted[other.number]
             if there and self.book is not None and other.ask.chain is not None:
                 # It waited, and what it found in the cache may have been thrown away meanwhile.
+                self.index.record(replica.number, other.ask.names, other.ask.sizes)
                 self.book.expect(replica.number, other.ask.chain)
         if not pick.ask.watched:
             ahead_s = min(ahead_s, replica.owed(now_s))
