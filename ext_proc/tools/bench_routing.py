@@ -34,13 +34,13 @@ from ext_proc.tools.routing_goals import (
     Faulty,
     Goal,
     Measured,
-    Possible,
     gain,
     goals,
 )
 from ext_proc.tools.routing_live import ROUTERS
 from ext_proc.tools.routing_loads import LOADS
-from ext_proc.tools.routing_run import ORACLE, Result, Run, hit_rate, possible_hit_rate
+from ext_proc.tools.routing_possible import Possible, possible
+from ext_proc.tools.routing_run import ORACLE, Result, Run, hit_rate
 from filters.errors import ConfigError
 from filters.strategies import STRATEGIES
 
@@ -208,7 +208,7 @@ def _tasks(plan: Plan) -> Iterator[Task]:
     for replicas in plan.replicas:
         requests = plan.requests_for(replicas)
         for load in plan.loads:
-            yield possible, (load, replicas, requests, plan.seed)
+            yield bounds, (load, replicas, requests, plan.seed)
             for strategy in plan.strategies:
                 yield played, (load, strategy, replicas, requests, plan.seed)
             if load in COLD_LOADS and OURS in plan.strategies:
@@ -218,9 +218,9 @@ def _tasks(plan: Plan) -> Iterator[Task]:
                 yield failed, (FAULT_LOAD, fault, replicas, plan.seed)
 
 
-def possible(load: str, replicas: int, requests: int, seed: int) -> Possible:
-    """Return what one cache as large as all would hit."""
-    return Possible(load, replicas, possible_hit_rate(LOADS[load], replicas, requests, seed=seed))
+def bounds(load: str, replicas: int, requests: int, seed: int) -> Possible:
+    """Return what the load leaves possible."""
+    return possible(LOADS[load], replicas, requests, seed=seed)
 
 
 def played(load: str, strategy: str, replicas: int, requests: int, seed: int) -> Result:
@@ -278,7 +278,7 @@ def report_of(plan: Plan, measured: Measured, held: Sequence[Goal]) -> dict[str,
                 "load": load,
                 "about": LOADS[load].about,
                 "replicas": replicas,
-                "possible_hit_rate": measured.possible.get((replicas, load)),
+                "possible": _bounds(measured.possible.get((replicas, load))),
                 "cold_hit_rate": measured.cold.get((replicas, load)),
                 "hardware": asdict(LOADS[load].hardware),
                 "strategies": {name: _figures(one) for name, one in results.items()},
@@ -291,6 +291,12 @@ def report_of(plan: Plan, measured: Measured, held: Sequence[Goal]) -> dict[str,
         ],
         "goals": [{**goal._asdict(), "met": goal.met} for goal in held],
     }
+
+
+def _bounds(one: Possible | None) -> dict[str, float] | None:
+    if one is None:
+        return None
+    return {"hit_rate": one.hit_rate, "even_spread": one.even, "foreseen_spread": one.foreseen}
 
 
 def _figures(one: Result) -> dict[str, Any]:
@@ -310,10 +316,14 @@ def _figures(one: Result) -> dict[str, Any]:
 def show(console: Console, measured: Measured, held: Sequence[Goal]) -> None:
     """Print a table for each load, then what was promised."""
     for (replicas, load), results in measured.results.items():
-        possible_rate = measured.possible.get((replicas, load), 0.0)
+        most = measured.possible.get((replicas, load))
+        possible_rate = most.hit_rate if most is not None else 0.0
         title = Text.assemble((load, "bold cyan"), f" · {replicas} replicas · ", LOADS[load].about)
         if possible_rate:
             title.append(f" · {possible_rate:.1%} of it could be hits", "dim")
+        if most is not None:
+            title.append(f" · its spread: {most.even:.2f} by work alone", "dim")
+            title.append(f", {most.foreseen:.2f} foreseen", "dim")
         console.print(title, soft_wrap=True)
         console.print(_table(console, results, possible_rate))
     if measured.faults:

@@ -25,11 +25,12 @@ from rich.text import Text
 
 from ext_proc.tools import routing_plot
 from ext_proc.tools.machine import machine
-from ext_proc.tools.routing_goals import OURS, Goal, Measured, Possible, goals
+from ext_proc.tools.routing_goals import OURS, Goal, Measured, goals
 from ext_proc.tools.routing_live import ROUTERS, Live, installed, play
 from ext_proc.tools.routing_loads import LOADS, hastened
 from ext_proc.tools.routing_order import APART, Order, order_of
-from ext_proc.tools.routing_run import ORACLE, Run, possible_hit_rate
+from ext_proc.tools.routing_possible import possible
+from ext_proc.tools.routing_run import ORACLE, Run
 from filters.errors import ConfigError
 from filters.strategies import STRATEGIES
 
@@ -178,8 +179,7 @@ async def measure(plan: Plan) -> Seen:
 
 def _in_virtual_time(plan: Plan, load: str, replicas: int, measured: Measured) -> None:
     pace = plan.pace(load, replicas)
-    rate = possible_hit_rate(LOADS[load], replicas, pace.requests, seed=plan.seed)
-    measured.add(Possible(load, replicas, rate))
+    measured.add(possible(LOADS[load], replicas, pace.requests, seed=plan.seed))
     fast = hastened(LOADS[load], pace.speed)
     for strategy in (*(way for way in plan.ways if way in STRATEGIES), ORACLE):
         measured.add(Run(fast, strategy, replicas, seed=plan.seed).go(pace.requests))
@@ -221,7 +221,7 @@ def report_of(
                 "about": LOADS[load].about,
                 "replicas": replicas,
                 **plan.pace(load, replicas)._asdict(),
-                "possible_hit_rate": seen.virtual.possible[replicas, load],
+                "possible_hit_rate": seen.virtual.possible[replicas, load].hit_rate,
                 "ways": {name: _figures(one) for name, one in ways.items()},
                 "virtual_p95_ms": {
                     name: one.percentile(0.95) * 1e3
@@ -290,12 +290,12 @@ def _table(console: Console, seen: Seen, key: tuple[int, str]) -> Table:
     figures = ("p50 ms", "p95 ms", "hits", "spread", "errors", "busy", "late ms", "cores")
     for column in (*figures, "virtual p95", "hits", "spread"):
         table.add_column(column, justify="right")
-    possible = seen.virtual.possible[key]
+    most = seen.virtual.possible[key].hit_rate
     ways, virtual = seen.live[key], seen.virtual.results[key]
     best = min(one.result.percentile(0.95) for one in ways.values())
 
     def hits(rate: float) -> str:
-        return f"{rate / possible:.1%}" if possible else ""
+        return f"{rate / most:.1%}" if most else ""
 
     for name, live in ways.items():
         one, beside = live.result, virtual.get(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -63,6 +63,7 @@ class Client:
         self.told: Final[list[Told]] = []
         """Those that were asked, in their order."""
         self._left = requests
+        self._failed: BaseException | None = None
 
     async def play(self, warm: int, on_warm: Callable[[], Awaitable[None]]) -> Sequence[Told]:
         """Return the first so many questions but `warm`; call `on_warm` before the first of them.
@@ -72,16 +73,28 @@ class Client:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-            begin = asyncio.create_task(self._begin(http, warm, on_warm))
-            over = asyncio.create_task(self._over.wait())
-            await asyncio.wait((begin, over), return_when=asyncio.FIRST_COMPLETED)
-            for task in (begin, over, *self._tasks):
-                task.cancel()
-            ends = await asyncio.gather(begin, over, *self._tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+            self._spawn(self._begin(http, warm, on_warm))
+            try:
+                await self._over.wait()
+            finally:
+                tasks = list(self._tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failed is not None:
+            raise self._failed
         return self.told[warm : self._requests]
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed = error
+            self._over.set()
 
     async def _begin(
         self, http: aiohttp.ClientSession, warm: int, on_warm: Callable[[], Awaitable[None]]
@@ -94,9 +107,7 @@ class Client:
             if not is_warm and len(self.told) >= warm:
                 is_warm = True
                 await on_warm()
-            task = asyncio.create_task(self._ask_all(http, session, start_s + at_s))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._ask_all(http, session, start_s + at_s))
 
     async def _ask_all(self, http: aiohttp.ClientSession, session: Session, due_s: float) -> None:
         loop = asyncio.get_running_loop()

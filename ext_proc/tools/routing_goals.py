@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from rich.text import Text
 
 from ext_proc.tools.routing_faults import MOST_BACK_S, MOST_NOTICE_S, Failed, Fault
+from ext_proc.tools.routing_possible import Possible
 from ext_proc.tools.routing_run import ORACLE, Result
 
 OURS: Final = "expected"
@@ -23,14 +24,6 @@ MOST_LONG: Final = 0.40
 LONG: Final = "long"
 UNSHARED: Final = "unshared"
 MOST_COLD: Final = 0.03
-
-
-class Possible(NamedTuple):
-    """The hit rate of one cache as large as all replicas' together."""
-
-    load: str
-    replicas: int
-    hit_rate: float
 
 
 class Cold(NamedTuple):
@@ -54,7 +47,7 @@ class Measured:
 
     results: dict[tuple[int, str], dict[str, Result]] = field(default_factory=dict)
     """By the number of replicas and the load, then by the strategy."""
-    possible: dict[tuple[int, str], float] = field(default_factory=dict)
+    possible: dict[tuple[int, str], Possible] = field(default_factory=dict)
     cold: dict[tuple[int, str], float] = field(default_factory=dict)
     faults: dict[tuple[int, Fault], Failed] = field(default_factory=dict)
 
@@ -64,7 +57,7 @@ class Measured:
             case Result():
                 self.results.setdefault((one.replicas, one.load), {})[one.strategy] = one
             case Possible():
-                self.possible[one.replicas, one.load] = one.hit_rate
+                self.possible[one.replicas, one.load] = one
             case Cold():
                 self.cold[one.replicas, one.load] = one.hit_rate
             case Faulty():
@@ -82,6 +75,8 @@ class Goal(NamedTuple):
     least: bool = False
     """The bound is the least that it may be, else the most."""
     unit: str = ""
+    beside: str = ""
+    """What else to judge it by; it changes nothing of the bound."""
 
     @property
     def met(self) -> bool:
@@ -98,7 +93,7 @@ class Goal(NamedTuple):
             ("ok     ", "green") if self.met else ("missed ", "bold red"),
             (f"{place:22}", "dim"),
             f" {self.what}: {figure}",
-            (f" (goal: {how} {self.bound:g})", "dim"),
+            (f" (goal: {how} {self.bound:g}{self.beside and '; '}{self.beside})", "dim"),
         )
 
 
@@ -113,7 +108,7 @@ def goals(measured: Measured) -> list[Goal]:
     found: list[Goal] = []
     for (replicas, load), results in measured.results.items():
         if OURS in results:
-            possible = measured.possible.get((replicas, load), 0.0)
+            possible = measured.possible.get((replicas, load))
             found += _of_load(replicas, load, results, possible)
             cold = measured.cold.get((replicas, load))
             if cold is not None:
@@ -126,14 +121,16 @@ def goals(measured: Measured) -> list[Goal]:
 
 
 def _of_load(
-    replicas: int, load: str, results: dict[str, Result], possible: float
+    replicas: int, load: str, results: dict[str, Result], possible: Possible | None
 ) -> Iterator[Goal]:
     ours = results[OURS]
     p95_s = ours.percentile(0.95)
-    if possible:
-        hits = ours.hit_rate / possible
+    if possible is not None and possible.hit_rate:
+        hits = ours.hit_rate / possible.hit_rate
         yield Goal(replicas, load, "hits, of those possible", hits, LEAST_HIT, least=True)
-    yield Goal(replicas, load, "most work of a replica, over the mean", ours.spread, MOST_SPREAD)
+    even = f"whoever goes by nothing else: {possible.even:.3f}" if possible is not None else ""
+    what = "most work of a replica, over the mean"
+    yield Goal(replicas, load, what, ours.spread, MOST_SPREAD, beside=even)
     others = [
         result.percentile(0.95) for name, result in results.items() if name not in (OURS, ORACLE)
     ]

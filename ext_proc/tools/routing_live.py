@@ -234,7 +234,8 @@ def _simulator(load: Load, ports: Sequence[int], speed: float) -> Child:
         "--model": MODEL,
         "--blocks": hardware.cache_tokens // BLOCK_TOKENS,
         "--slots": hardware.slots,
-        **paces(load, speed),
+        "--step-tokens": hardware.step_tokens,
+        "--speed": speed,
     }
     argv = [sys.executable, "-m", "ext_proc", "simulate", "--quiet"]
     for name, value in words.items():
@@ -244,16 +245,6 @@ def _simulator(load: Load, ports: Sequence[int], speed: float) -> Child:
         return all(await asyncio.gather(*(answers(port, "/health") for port in ports)))
 
     return Child("simulator", argv, ready, start_s=START_S)
-
-
-def paces(load: Load, speed: float) -> dict[str, str | float]:
-    """Return the simulator's options that say how fast a replica is."""
-    hardware = load.hardware
-    return {
-        "--ttft": f"{hardware.step_s * 1e3:.3f}ms",
-        "--prefill": round(1 / hardware.prefill_s),
-        "--rate": round(1 / hardware.step_s),
-    }
 
 
 def _gateway(

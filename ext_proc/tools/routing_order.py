@@ -24,8 +24,8 @@ class Order(NamedTuple):
     @property
     def agrees(self) -> float:
         """What share of the pairs is in the same order."""
-        wrong = len(self.turned) + len(self.closer)
-        return 1 - wrong / self.told if self.told else 1.0
+        right = self.told - len(self.turned) - len(self.closer)
+        return right / self.told if self.told else 1.0
 
 
 def order_of(here: Mapping[str, float], there: Mapping[str, float]) -> Order:

@@ -32,12 +32,12 @@ def page(measured: Measured) -> str:
         f"<style>{_STYLE}</style><h1>Ways to pick a replica</h1>",
     ]
     for (replicas, load), results in measured.results.items():
-        possible = measured.possible.get((replicas, load), 0.0)
+        possible = measured.possible.get((replicas, load))
         parts.append(f"<h2>{escape(load)}, {replicas} replicas</h2>")
         parts.append(f"<p>{escape(LOADS[load].about)}</p>")
         parts.append(waits(results))
-        if possible:
-            parts.append(hits(results, possible))
+        if possible is not None and possible.hit_rate:
+            parts.append(hits(results, possible.hit_rate))
     return "\n".join(parts) + "\n"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from ext_proc.tools.replica_model import BLOCK_TOKENS, BlockCache, Engine, Work
+from ext_proc.tools.replica_model import BLOCK_TOKENS, Engine, Work
 from ext_proc.tools.routing_loads import Load, Session
 from ext_proc.tools.routing_oracle import Oracle
 from filters.picking import Picker
@@ -262,33 +262,3 @@ def hit_rate(asked: Sequence[Asked]) -> float:
     """Return the share of the tokens of prompts that needed no prefill."""
     tokens = sum(one.work.prompt_tokens for one in asked)
     return sum(one.work.cached for one in asked) / tokens if tokens else 0.0
-
-
-def possible_hit_rate(load: Load, replicas: int, requests: int, *, seed: int = 1) -> float:
-    """Return the hit rate of one cache as large as all replicas' together, for the same load.
-
-    Each answer is there a second after its question and 12 ms for each of its tokens.
-    """
-    sessions = load.sessions(random.Random(seed), replicas)  # noqa: S311 - repeatable
-    cache = BlockCache(load.hardware.cache_tokens // BLOCK_TOKENS * replicas)
-    at_s, session = next(sessions)
-    events = [(at_s, 0, session, True)]
-    hits = tokens = 0
-    for number in range(1, requests + 1):
-        now_s, _, session, begins = heapq.heappop(events)
-        if begins:
-            at_s, following = next(sessions)
-            heapq.heappush(events, (at_s, 2 * number, following, True))
-        chain, prompt, answer = session.ask()
-        blocks = chain[: prompt // BLOCK_TOKENS]
-        held = min(cache.held(blocks), (prompt - 1) // BLOCK_TOKENS)
-        if number > requests * WARM_UP:
-            hits += held * BLOCK_TOKENS
-            tokens += prompt
-        cache.reserve(blocks[:held], len(chain) - held)
-        cache.name(chain[held:])
-        cache.release(chain, 0)
-        if (pause_s := session.pause_s) is not None:
-            back_s = now_s + 1 + 0.012 * answer + pause_s
-            heapq.heappush(events, (back_s, 2 * number + 1, session, False))
-    return hits / tokens

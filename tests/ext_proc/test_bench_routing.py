@@ -19,11 +19,11 @@ from ext_proc.tools.routing_goals import (
     Faulty,
     Goal,
     Measured,
-    Possible,
     gain,
     goals,
 )
 from ext_proc.tools.routing_loads import LOADS
+from ext_proc.tools.routing_possible import Possible
 from ext_proc.tools.routing_run import ORACLE, Result
 from filters.strategies import STRATEGIES
 
@@ -98,6 +98,14 @@ def test_a_goal_is_met_up_to_its_bound_and_missed_beyond(
     )
     met = [held(result("expected", 1.0, **changes), *others)[what].met for changes in (good, bad)]
     assert [True, False] == met
+
+
+def test_a_spread_is_shown_beside_that_of_who_looks_at_nothing_else() -> None:
+    """It says what part of a miss is the load's, and makes no goal of a miss."""
+    ours, what = result("expected", 1.0, spread=1.3), "most work of a replica, over the mean"
+    goal = held(Possible("shared", 8, 0.8, even=1.28), ours)[what]
+    assert not goal.met
+    assert goal.line.plain.endswith("(goal: at most 1.25; whoever goes by nothing else: 1.280)")
 
 
 def test_the_oracle_is_nobody_to_be_behind_of() -> None:
