@@ -41,7 +41,7 @@ from filters.errors import ConfigError
 OUTPUT: Final = "bench.json"
 SECONDS: Final = 100
 QUICK_SECONDS: Final = 20
-SLICE_S: Final = 2.5  # about: long enough for a thousand requests, short enough for many rounds
+SLICE_S: Final = 1.25  # about: long enough for a thousand requests, short enough for many rounds
 LEAST_ROUNDS: Final = 3
 WARM_UP_SHARE: Final = 0.2  # of a slice: connections are made, the cache is filled
 MOST_RATIOS: Final = {"miss": 1.35, "hit": 1.15, "hit-redis": 1.5}
