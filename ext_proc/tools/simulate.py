@@ -100,8 +100,8 @@ def _add_events(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=EVENTS_PORT,
         metavar="PORT",
-        help=f"tell of blocks at this port ({EVENTS_PORT}), replay what was missed at the next, "
-        "and so on for each replica; 0 for free ones",
+        help=f"tell of blocks at this port ({EVENTS_PORT}) and the next ones, one a replica, and "
+        "replay what was missed at as many after those; 0 for free ones",
     )
     add(
         "--kv-form",

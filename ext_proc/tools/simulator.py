@@ -94,9 +94,9 @@ class Replica:
         desk: desk.Desk,
         *,
         port: int = 0,
-        events_port: int | None = None,
+        events_ports: tuple[int, int] | None = None,
     ) -> None:
-        """Make one that listens at `port`, and tells of blocks at `events_port` and the next one.
+        """Make one that listens at `port`, and tells of blocks at two others.
 
         A port of 0 is any free one.
         """
@@ -104,7 +104,7 @@ class Replica:
         self.model: Final = model
         self.port = port
         self.faults: Final[dict[Kind, Fault]] = {}
-        self.events_port: Final = events_port
+        self.events_ports: Final = events_ports
         self._models: Final = models
         self._on_request: Final = on_request
         self._attempts: Final = attempts
@@ -230,10 +230,11 @@ class Replica:
 
     def _live(self) -> None:
         """Begin a life."""
-        if self.events_port is not None:
-            port = self._publisher.port if self._publisher else self.events_port
-            replay = self._publisher.replay_port if self._publisher else port and port + 1
-            self._publisher = Publisher(port, replay)
+        if self.events_ports is not None:
+            ports = self.events_ports
+            if self._publisher is not None:  # those that it was first given
+                ports = (self._publisher.port, self._publisher.replay_port)
+            self._publisher = Publisher(*ports)
         self._life = Life(self.model, self._models[0], LoopTimers(), self._publisher)
 
     def _end_life(self) -> None:
@@ -469,8 +470,8 @@ class Simulator:
     ) -> None:
         """Make them, to fail from the start on as `faults` say, each of a replica or of `*`.
 
-        With an `events_port` the first one tells of its blocks there and can be asked for what was
-        missed at the next one, and so on.
+        With an `events_port` they tell of their blocks there and at the ports after it, and can be
+        asked for what was missed at as many behind those.
         """
         self.requests: Final[deque[Received]] = deque(maxlen=keep)
         attempts: Counter[str] = Counter()
@@ -478,7 +479,12 @@ class Simulator:
         self.replicas: Final[list[Replica]] = []
         self._faults: Final = faults
         at_desk = desk.Desk(self.replicas)
-        for index, name in enumerate(names or [f"replica-{index}" for index in range(replicas)]):
+        called = names or [f"replica-{index}" for index in range(replicas)]
+        for index, name in enumerate(called):
+            events = None
+            if events_port is not None:
+                row = range(events_port + index, events_port + 2 * len(called), len(called))
+                events = (row[0], row[1]) if events_port else (0, 0)
             self.replicas.append(
                 Replica(
                     name,
@@ -488,7 +494,7 @@ class Simulator:
                     attempts,
                     at_desk,
                     port=port and port + index,
-                    events_port=events_port and events_port + 2 * index,
+                    events_ports=events,
                 )
             )
 
@@ -509,7 +515,7 @@ class Simulator:
 
     async def __aenter__(self) -> Self:
         last = self.replicas[-1]
-        if max(last.port, (last.events_port or 0) + 1) > MOST_PORT:  # the next would be 0, 1, 2
+        if max(last.port, *(last.events_ports or (0,))) > MOST_PORT:  # the next would be 0, 1, 2
             raise OSError(errno.EADDRNOTAVAIL, "there is no port above 65,535")
         try:
             for replica in self.replicas:

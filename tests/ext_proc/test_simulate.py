@@ -79,7 +79,7 @@ async def test_it_says_where_replicas_are_and_how_to_have_them_fail() -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     try:
         async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as http:
             while not (lines and lines[-1].startswith("look:")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from ext_proc.adapters.kv_events import KvEvents
+from ext_proc.adapters.kv_settings import Place
+from ext_proc.adapters.kv_wire import Batch, Stored
 from ext_proc.adapters.replica_signals import PageReader, Said
 from ext_proc.tools.kv_publisher import END, KEPT_BATCHES, Form, Publisher
 from ext_proc.tools.replica_faults import Fault, Kind
@@ -569,6 +573,58 @@ async def test_events_may_be_maps(http: aiohttp.ClientSession) -> None:
         event["block_size"],
     )
     assert 16 * len(event["block_hashes"]) == len(event["token_ids"])
+
+
+async def test_ports_for_events_stand_in_rows() -> None:
+    """Each as far from its replica's own as the others: so a gateway is told of all at once."""
+    made = Simulator(replicas=3, port=8_081, events_port=5_557)
+    assert [(5_557, 5_560), (5_558, 5_561), (5_559, 5_562)] == [
+        replica.events_ports for replica in made.replicas
+    ]
+
+
+async def test_a_row_of_ports_for_events_ends_at_the_last_one() -> None:
+    """Else a replica would tell at port 1."""
+    with pytest.raises(OSError, match="there is no port above 65,535"):
+        await Simulator(replicas=2, events_port=65_533).__aenter__()
+
+
+@pytest.mark.parametrize("form", list(Form))
+async def test_our_own_listener_understands_what_is_told(
+    http: aiohttp.ClientSession, form: Form
+) -> None:
+    """The very one that picks are made by."""
+    heard: list[Batch] = []
+    told = asyncio.Event()
+
+    class Ears:
+        def heard(self, address: str, batch: Batch) -> None:
+            heard.append(batch)
+            told.set()
+
+        def began(self, address: str) -> None:
+            pass
+
+    async with Simulator(model=Model(SMALL, form=form), events_port=0) as simulator:
+        publisher = simulator.replicas[0].publisher
+        assert publisher is not None
+        host = "tcp://127.0.0.1"
+        place = Place(f"{host}:{publisher.port}", f"{host}:{publisher.replay_port}")
+        listener = KvEvents(Ears())
+        listener.follow({"a": place})
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not told.is_set():  # a subscription takes a while to arrive
+                    number = len(simulator.requests)
+                    await post(http, simulator.url, ask(f"{number} " + "word " * 40))
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(told.wait(), 0.1)
+        finally:
+            listener.close()
+    stored = [event for batch in heard for event in batch.events if isinstance(event, Stored)]
+    assert stored
+    assert {16} == {event.block_tokens for event in stored}
+    assert 0 == sum(batch.ignored for batch in heard)
 
 
 async def test_a_taken_port_for_events_is_an_os_error(telling: Simulator) -> None:
