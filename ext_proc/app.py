@@ -73,7 +73,7 @@ from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
-from filters.pools import NO_POOLS, Offer, Pools
+from filters.pools import Offer, Pools
 from filters.stage import StageConfig, StageFilter
 
 if TYPE_CHECKING:
@@ -438,13 +438,17 @@ def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSet
 
 
 def offers_of(settings: Settings) -> Pools:
-    """Return what the pools take and cost; `NO_POOLS` where no setting says anything of it."""
-    if not any(
-        pool.context or pool.price or pool.serves or pool.fallback
-        for pool in settings.pools.values()
-    ):
-        return NO_POOLS
-    return Pools(_offer(name, pool) for name, pool in settings.pools.items())
+    """Return what the pools take and cost; without offers where no setting says any of it."""
+    pools = settings.pools
+    guarded = {
+        name
+        for name, pool in pools.items()
+        if pool.limits is not None or pool.stage is not None
+    }
+    guarded.update(breakers_of(settings))
+    said = any(one.context or one.price or one.serves or one.fallback for one in pools.values())
+    offers = [_offer(name, pool) for name, pool in pools.items()] if said else []
+    return Pools(offers, guarded=guarded)
 
 
 def _offer(name: str, pool: PoolSettings) -> Offer:

@@ -8,7 +8,6 @@ from typing import Final
 from filters.api import UNLIMITED, Exchange, Lease, Need, Ports, ReplyHead, Staged
 from filters.routing import Choice, Rule, Size
 
-_ENDS: Final = Need.HEAD | Need.END  # 1 us each time it is put together
 FIRST_BAD: Final = 500  # what is below is the client's own fault
 
 

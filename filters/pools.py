@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
-TYPICAL_ANSWER_TOKENS: Final = 500  # to compare prices by, where the client sets no limit
+BUCKETS: Final = (512, 2_048, 8_192, 32_768, 131_072)  # tokens, the last one of each
+TYPICAL_ANSWER_TOKENS: Final = 500  # to compare prices by
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +37,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.above or self.up_to)
 
     @property
+    def by_task(self) -> bool:
+        """Whether it serves some tasks only."""
+        return bool(self.intents or self.domains)
+
+    @property
     def serves(self) -> bool:
         """Whether it is chosen by what a request is, not only by its name."""
-        return bool(self.intents or self.domains or self.has_range)
+        return self.by_task or self.has_range
 
     def spans(self, tokens: int) -> bool:
         """Tell whether it serves prompts of such a length."""
@@ -48,33 +54,51 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether a prompt and `room` for its answer fit into the context."""
         return not self.context or tokens + room <= self.context
 
-    def cost(self, tokens: int, room: int) -> float:
-        """Return what such a request costs at most; without a price more than with any."""
+    def cost(self, tokens: int) -> float:
+        """Return what a prompt and a typical answer cost; without a price more than with any."""
         if self.input_price is None or self.output_price is None:
             return float("inf")
-        return self.input_price * tokens + self.output_price * (room or TYPICAL_ANSWER_TOKENS)
+        return self.input_price * tokens + self.output_price * TYPICAL_ANSWER_TOKENS
 
 
 class Pools:
-    """All pools of one snapshot of the settings. Immutable."""
+    """All pools of one snapshot of the settings, with what is worked out from them once."""
 
-    __slots__ = ("by_name", "contexts", "measures", "serving")
+    __slots__ = (
+        "_guarded", "by_name", "by_task", "contexts", "edges", "lesser_fallbacks", "measures",
+        "plans", "serving",
+    )  # fmt: skip
 
-    def __init__(self, offers: Iterable[Offer] = ()) -> None:
+    def __init__(
+        self, offers: Iterable[Offer] = (), *, guarded: Collection[str] | None = None
+    ) -> None:
+        """Take all offers; `guarded` names pools with limit, breaker or stage (None: any may)."""
         self.by_name: Final = {offer.name: offer for offer in offers}
-        self.serving: Final[Sequence[Offer]] = tuple(
-            offer for offer in self.by_name.values() if offer.serves
-        )
+        self._guarded: Final = guarded
+        everyone = self.by_name.values()
+        self.serving: Final[Sequence[Offer]] = tuple(offer for offer in everyone if offer.serves)
         """Those that are chosen by what a request is, in the order of the settings."""
-        self.contexts: Final = tuple(
-            sorted({offer.context for offer in self.by_name.values() if offer.context})
+        self.by_task: Final = any(offer.by_task for offer in self.serving)
+        self.lesser_fallbacks: Final = any(
+            offer.fallback and self[offer.fallback].best_effort for offer in everyone
         )
-        self.measures: Final = bool(self.contexts or any(offer.has_range for offer in self.serving))
+        self.contexts: Final = sorted({offer.context for offer in everyone if offer.context})
+        ranged = [offer for offer in self.serving if offer.has_range]
+        edges = {edge for offer in ranged for edge in (offer.above, offer.up_to) if edge}
+        self.edges: Final = sorted(edges.union(BUCKETS))
+        """The last lengths, in tokens, that are treated like those before."""
+        self.measures: Final = bool(self.contexts or ranged)
         """Whether it matters how long a prompt is."""
+        self.plans: Final[dict[Any, Any]] = {}
+        """What was decided, by all that decides; `filters.routing` keeps it."""
 
     def __getitem__(self, name: str) -> Offer:
         """Return the offer of a pool; one that is not known takes everything."""
         return self.by_name.get(name) or Offer(name=name)
+
+    def guards(self, name: str) -> bool:
+        """Tell whether a pool may send an exchange elsewhere, or wants to hear how it ended."""
+        return self._guarded is None or name in self._guarded
 
     def fallbacks(self, name: str) -> Iterator[Offer]:
         """Return who serves in the stead of a pool, who in that one's stead, and so on."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from filters.api import Exchange, Role, Task, Turn
+from filters.api import Exchange, Role, Turn
 from filters.bounds import is_too_much
-from filters.intent_rules import HIGH_RISK_DOMAINS, LOW_RISK_INTENTS
+from filters.intent_rules import LOW_RISK_INTENTS
 from filters.transcript import without_summaries
 from filters.words import HIGH_RISK, LOW_RISK, WordFinder
 
@@ -16,50 +16,33 @@ _HIGH: Final = WordFinder(HIGH_RISK)
 TOO_LONG: Final = "too long to look for high risk"
 
 
-class Risk:
-    """The risk of one exchange; its words are looked through once, and only if it matters."""
+def low_risk(exchange: Exchange) -> str | None:
+    """Return what makes it a task of low risk, None for nothing; high risk is not looked for.
 
-    def __init__(self, exchange: Exchange, *, system_words: bool) -> None:
-        """Look at `exchange`; with `system_words` what its system prompt says counts as well."""
-        self._exchange: Final = exchange
-        self._system_words: Final = system_words
-        self._high: str | None = None
-
-    def low(self) -> str | None:
-        """Return what makes it a task of low risk, None for nothing; high risk is not looked for.
-
-        That is what `classify` says or, without it, a word of the last question.
-        """
-        task = self._exchange.task
-        if task is not None:
-            return task.intent if _is_low(task) else None
-        return _low_word(self._exchange.prompt.turns())
-
-    def high(self) -> str:
-        """Return which word anywhere in the prompt makes it risky, empty for none."""
-        if self._high is None:
-            said = [
-                text.value
-                for turn in self._exchange.prompt.turns()
-                for text in turn.texts
-                if self._system_words or text.role is not Role.SYSTEM
-            ]
-            if is_too_much(said):
-                self._high = TOO_LONG
-            else:
-                word = _first(_HIGH, said)
-                self._high = f"high risk: {word}" if word else ""
-        return self._high
-
-    def is_risky(self) -> bool:
-        """Tell whether its trade or a word of it wants full care."""
-        task = self._exchange.task
-        return (task is not None and task.domain in HIGH_RISK_DOMAINS) or bool(self.high())
+    That is what `classify` says or, without it, a word of the last question.
+    """
+    task = exchange.task
+    if task is None:
+        return _low_word(exchange.prompt.turns())
+    # A task of an expert stays with him.
+    return task.intent if task.intent in LOW_RISK_INTENTS and not task.expert else None
 
 
-def _is_low(task: Task) -> bool:
-    """Tell whether a lesser pool may serve it; a task of an expert stays with him."""
-    return task.intent in LOW_RISK_INTENTS and not task.expert
+def high_risk(exchange: Exchange, *, system_words: bool) -> str:
+    """Return what makes it risky, empty for nothing: a word anywhere in the prompt.
+
+    With `system_words` what its system prompt says counts as well.
+    """
+    said = [
+        text.value
+        for turn in exchange.prompt.turns()
+        for text in turn.texts
+        if system_words or text.role is not Role.SYSTEM
+    ]
+    if is_too_much(said):
+        return TOO_LONG
+    word = _first(_HIGH, said)
+    return f"high risk: {word}" if word else ""
 
 
 def _low_word(turns: Sequence[Turn]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from filters.api import (
     CONTINUE,
@@ -13,22 +13,20 @@ from filters.api import (
     Exchange,
     Filter,
     Outcome,
-    Ports,
     Verdict,
 )
 from filters.errors import FilterError
+from filters.intent_rules import HIGH_RISK_DOMAINS
 from filters.places import Place
-from filters.risk import Risk
+from filters.risk import high_risk, low_risk
 from filters.routing import (
     Choice,
     Rule,
     Size,
-    bucket_of,
     counted,
     counted_texts,
-    line_up,
     longest,
-    ranked,
+    plan,
     room_of,
     roomiest,
     size_of,
@@ -38,7 +36,6 @@ from filters.units import PoolName
 
 BUSY: Final = "all model servers that take this request are busy; try again"
 RETRY_AFTER_S: Final = 1  # exchanges end all the time: a place is soon free
-MOST_NAMED: Final = 8  # alternatives: a note has 1,000 characters at most
 
 
 class RouteConfig(Config, frozen=True):
@@ -58,86 +55,94 @@ class RouteFilter(Filter[RouteConfig]):
     name: ClassVar[str] = "route"
     config_type: ClassVar[type[Config]] = RouteConfig
 
-    def __init__(self, config: RouteConfig, prepared: Any, ports: Ports) -> None:
-        super().__init__(config, prepared, ports)
-        self._place: Final = Place(ports)
+    _place: Place | None = None
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Choose the pool and note what decided; answer where no pool takes the request."""
-        risk = Risk(exchange, system_words=self.config.system_words)
-        own = Choice(exchange.pool, Rule.OWN)
-        low = self._low_risk(exchange, risk)
-        size, line = Size(), [own] if low is None else [low, own]
-        if self.ports.pools.by_name:
-            if exchange.notes.get("classify.pool") == exchange.pool:
-                own = own._replace(rule=Rule.EXPERT)
-            size, line = self._line_up(exchange, own, low, risk)
-        choice = await self._place.enter(exchange, line, size)
+        pools = self.ports.pools
+        own, low = exchange.pool, self._low_risk(exchange)
+        size = Size()
+        if pools.by_name:
+            size, line = self._line_up(exchange, low)
+        elif low:
+            line = (Choice(self.config.pool, Rule.LOW_RISK), Choice(own, Rule.OWN))
+        elif pools.guards(own):
+            line = (Choice(own, Rule.OWN),)
+        else:
+            return CONTINUE
+        choice: Choice | None = line[0]
+        if pools.guards(line[0].pool):
+            self._place = Place(self.ports)
+            choice = await self._place.enter(exchange, line, size)
         if choice is None:
             exchange.note("route.refused", 429)
             body = exchange.dialect.error(429, BUSY)
             headers = {"content-type": "application/json", "retry-after": str(RETRY_AFTER_S)}
             return Answer(429, headers, body)
         exchange.pool = choice.pool
-        if choice.rule is not Rule.OWN or self.ports.pools.by_name:
+        if choice.rule is not Rule.OWN or pools.by_name:
             exchange.note("route.rule", choice.rule)
-        if choice.why:
+        if choice.rule is Rule.LOW_RISK:
+            exchange.note("route.why", f"low risk: {low}")
+        elif choice.why:
             exchange.note("route.why", choice.why)
         return CONTINUE
 
     async def on_response(self, exchange: Exchange) -> None:
         """Say how the pool did, where that is asked."""
-        if exchange.reply_head is not None:
+        if self._place is not None and exchange.reply_head is not None:
             self._place.answered(exchange.reply_head)
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Give the place back."""
-        self._place.leave(exchange.reply_head)
+        if self._place is not None:
+            self._place.leave(exchange.reply_head)
 
-    def _low_risk(self, exchange: Exchange, risk: Risk) -> Choice | None:
-        """Return the pool for low-risk tasks if this is one, and none of high risk."""
+    def _low_risk(self, exchange: Exchange) -> str:
+        """Return what makes it low risk, empty where nothing does or high risk outweighs it."""
         if not self.config.downgrade or _is_apart(exchange):
-            return None  # vectors of two models are not compared
-        low = risk.low()
+            return ""  # vectors of two models are not compared
+        low = low_risk(exchange)
         if low is None:
-            return None
-        if high := risk.high():
+            return ""
+        if high := high_risk(exchange, system_words=self.config.system_words):
             exchange.note("route.why", high)
-            return None
-        return Choice(self.config.pool, Rule.LOW_RISK, f"low risk: {low}")
+            return ""
+        return low
 
-    def _line_up(
-        self, exchange: Exchange, own: Choice, low: Choice | None, risk: Risk
-    ) -> tuple[Size, list[Choice]]:
+    def _wants_care(self, exchange: Exchange) -> bool:
+        """Tell whether its trade or a word of it keeps it from lesser pools."""
+        task = exchange.task
+        return (task is not None and task.domain in HIGH_RISK_DOMAINS) or bool(
+            high_risk(exchange, system_words=self.config.system_words)
+        )
+
+    def _line_up(self, exchange: Exchange, low: str) -> tuple[Size, Sequence[Choice]]:
         """Return who may serve, the best first; raise `FilterError` where nobody's context does."""
         pools, prompt, tokens = self.ports.pools, exchange.prompt, self.ports.tokens
         count = partial(tokens.count, model=prompt.model)
+        apart = _is_apart(exchange)
         texts: Sequence[str] = ()
         size = Size()
         if pools.measures:
-            texts = counted_texts(prompt, apart=_is_apart(exchange))
+            texts = counted_texts(prompt, apart=apart)
             size = size_of(texts, room_of(prompt), pools.contexts, tokens.estimate, count)
             exchange.note("route.tokens", size.tokens)
-            exchange.note("route.bucket", bucket_of(size.tokens))
-        task = None if _is_apart(exchange) else exchange.task
-        choices = ranked(pools, own, low, task, size, risky=risk.is_risky)
-        line = line_up(pools, choices, size)
+            exchange.note("route.bucket", size.bucket)
+        expert = exchange.notes.get("classify.pool") == exchange.pool
+        own = Choice(exchange.pool, Rule.EXPERT if expert else Rule.OWN)
+        task = None if apart else exchange.task
+        careful = pools.lesser_fallbacks and not low and self._wants_care(exchange)
+        lesser = self.config.pool if low else ""
+        line, choices, others = plan(pools, own, lesser, task, size, careful=careful)
         if not line:
             size = size._replace(tokens=counted(texts, size.tokens, count))
             exchange.note("route.tokens", size.tokens)
             line = roomiest(pools, choices, size)
         if not line:
             raise FilterError(400, too_long(size, longest(pools, choices)))
-        others = [choice for choice in choices if choice.pool != line[0].pool]
         if others:
-            there = {choice.pool for choice in line}
-            exchange.note(
-                "route.alternatives",
-                ", ".join(
-                    f"{pool} ({rule if pool in there else 'length does not fit'})"
-                    for pool, rule, _ in others[:MOST_NAMED]
-                ),
-            )
+            exchange.note("route.alternatives", others)
         return size, line
 
 

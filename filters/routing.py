@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from filters.api import Parameter, Prompt, Task
 from filters.bounds import MOST_CHARS_APART
 from filters.document import encode
-from filters.pools import Offer, Pools
+from filters.pools import BUCKETS, Offer, Pools
 from filters.token_samples import about_tokens, exact_tokens
 
 DOUBT: Final = 1.15  # the estimate's, and what other makers' tokens differ from those counted
-BUCKETS: Final = ((512, "512"), (2_048, "2K"), (8_192, "8K"), (32_768, "32K"), (131_072, "128K"))
-OVER: Final = "over"
-"""The bucket of what is longer."""
+BUCKET_NAMES: Final = ("512", "2K", "8K", "32K", "128K", "over")
+MOST_NAMED: Final = 8  # alternatives
+MOST_PLANS: Final = 4_096  # about 1 KB each; four pools for as many tasks have some hundred
 _NO_END: Final = float("inf")
 
 
@@ -55,96 +56,117 @@ class Size(NamedTuple):
     tokens: int = 0
     room: int = 0
 
+    @property
+    def bucket(self) -> str:
+        """The name of the length bucket."""
+        return BUCKET_NAMES[bisect_left(BUCKETS, self.tokens)]
 
-def bucket_of(tokens: int) -> str:
-    """Return the name of the length bucket."""
-    return next((name for most, name in BUCKETS if tokens <= most), OVER)
+
+class Plan(NamedTuple):
+    """Which pools take an exchange, the best first, and what else there is."""
+
+    line: Sequence[Choice]
+    """Empty where no context suffices."""
+    choices: Sequence[Choice]
+    """All that it is for."""
+    alternatives: str
+    """All but the first, for people."""
 
 
-def ranked(
-    pools: Pools,
-    own: Choice,
-    low: Choice | None,
-    task: Task | None,
-    size: Size,
-    *,
-    risky: Callable[[], bool],
-) -> list[Choice]:
-    """Return the pools that an exchange is for, each once, whether or not they take it.
+def plan(
+    pools: Pools, own: Choice, low: str, task: Task | None, size: Size, *, careful: bool
+) -> Plan:
+    """Say where an exchange goes that stands at `own`; `low` is the pool for low risk, if it is.
 
-    A lesser pool serves no other work than that of low risk, unless the profile's own is one; or
-    as another's fallback, but for what is `risky`.
+    A lesser pool serves no other work, unless the profile's own is one; or as another's fallback,
+    but for what wants to be treated with care. What is decided is kept: it is the same for all
+    requests of such a length and task.
     """
-    lesser_too = low is not None or pools[own.pool].best_effort
+    key = (
+        own,
+        low,
+        careful,
+        (task.intent, task.domain) if task is not None and pools.by_task else None,
+        bisect_left(pools.edges, size.tokens),
+        bisect_left(pools.contexts, size.tokens + size.room),
+    )
+    kept: Plan | None = pools.plans.get(key)
+    if kept is None:
+        if len(pools.plans) >= MOST_PLANS:
+            pools.plans.clear()
+        kept = pools.plans[key] = _plan(pools, own, low, task, size, careful=careful)
+    return kept
+
+
+def _plan(
+    pools: Pools, own: Choice, low: str, task: Task | None, size: Size, *, careful: bool
+) -> Plan:
+    choices = _ranked(pools, own, low, task, size, careful=careful)
+    fit = [choice for choice in choices if pools[choice.pool].holds(*size)]
+    # A bucket is a wish: where none serves its length, those with room for it do.
+    line = [choice for choice in fit if pools[choice.pool].spans(size.tokens)] or fit
+    if line:
+        ways = {choice.pool: choice for choice in line}
+        first = line[0]
+        behind = [ways[offer.name] for offer in pools.fallbacks(first.pool) if offer.name in ways]
+        line = list(dict.fromkeys((first, *behind, *line[1:])))
+    others = [choice for choice in choices if choice not in line[:1]]
+    named = [
+        f"{choice.pool} ({choice.rule if choice in line else 'length does not fit'})"
+        for choice in others[:MOST_NAMED]
+    ]
+    return Plan(tuple(line), tuple(choices), ", ".join(named))
+
+
+def _ranked(
+    pools: Pools, own: Choice, low: str, task: Task | None, size: Size, *, careful: bool
+) -> list[Choice]:
+    """Return the pools that an exchange is for, each once, whether or not they take it."""
+    lesser_too = bool(low) or pools[own.pool].best_effort
     serving = [offer for offer in pools.serving if lesser_too or not offer.best_effort]
     choices: dict[str, Choice] = {}
     for choice in _by_preference(pools, own, low, task, size, serving):
         choices.setdefault(choice.pool, choice)
     for choice in tuple(choices.values()):
         for offer in pools.fallbacks(choice.pool):
-            if offer.name not in choices and (lesser_too or not offer.best_effort or not risky()):
+            if lesser_too or not offer.best_effort or not careful:
                 why = f"instead of {choice.pool}"
-                choices[offer.name] = Choice(offer.name, Rule.FALLBACK, why)
+                choices.setdefault(offer.name, Choice(offer.name, Rule.FALLBACK, why))
     for offer in serving:  # better than to refuse what is too long for all others
-        if not offer.intents and not offer.domains and offer.name not in choices:
-            choices[offer.name] = Choice(offer.name, Rule.LENGTH, "length: no pool serves it")
+        if not offer.by_task:
+            why = "length: no pool serves it"
+            choices.setdefault(offer.name, Choice(offer.name, Rule.LENGTH, why))
     return list(choices.values())
 
 
 def _by_preference(
-    pools: Pools,
-    own: Choice,
-    low: Choice | None,
-    task: Task | None,
-    size: Size,
-    serving: Sequence[Offer],
+    pools: Pools, own: Choice, low: str, task: Task | None, size: Size, serving: Sequence[Offer]
 ) -> Iterator[Choice]:
+    most = [*pools.edges, size.tokens][bisect_left(pools.edges, size.tokens)]
+    # The shorter of two buckets fits better; of equal ones the pool that is cheaper for the longest
+    # of such prompts.
+    by_length = sorted(serving, key=lambda one: (one.up_to or _NO_END, one.cost(most)))
     if own.rule is Rule.EXPERT:
         yield own
     if task is not None:
-        fit = [offer for offer in serving if _serves(offer, task)]
+        fit = [offer for offer in by_length if offer.by_task and _serves(offer, task)]
         # Who serves both intent and domain is more of an expert than who serves one.
-        fit.sort(key=lambda one: (not (one.intents and one.domains), *_order(one, size)))
-        for offer in fit:
+        for offer in sorted(fit, key=lambda one: not (one.intents and one.domains)):
             yield Choice(offer.name, Rule.TASK, f"task: {task.intent} in {task.domain}")
-    if low is not None:
-        yield low
-    offer = pools[own.pool]
-    if offer.has_range and offer.spans(size.tokens):
+    if low:
+        yield Choice(low, Rule.LOW_RISK)
+    if pools[own.pool].has_range and pools[own.pool].spans(size.tokens):
         yield own
-    by_length = [offer for offer in serving if not offer.intents and not offer.domains]
-    for offer in sorted(by_length, key=lambda offer: _order(offer, size)):
-        if offer.spans(size.tokens):
-            yield Choice(offer.name, Rule.LENGTH, f"length: {bucket_of(size.tokens)}")
+    for offer in by_length:
+        if not offer.by_task and offer.spans(size.tokens):
+            yield Choice(offer.name, Rule.LENGTH, f"length: {size.bucket}")
     yield own
 
 
 def _serves(offer: Offer, task: Task) -> bool:
-    if not offer.intents and not offer.domains:
-        return False
     return (not offer.intents or task.intent in offer.intents) and (
         not offer.domains or task.domain in offer.domains
     )
-
-
-def _order(offer: Offer, size: Size) -> tuple[float, float]:
-    """Return what to sort by: the shorter of two buckets fits better, the cheaper of equal ones."""
-    return offer.up_to or _NO_END, offer.cost(*size)
-
-
-def line_up(pools: Pools, choices: Sequence[Choice], size: Size) -> list[Choice]:
-    """Return those of the choices that take such a prompt, with a pool's fallbacks behind it.
-
-    Where none serves its length, those are returned that have room for it: a bucket is a wish.
-    """
-    fit = [choice for choice in choices if pools[choice.pool].holds(*size)]
-    line = [choice for choice in fit if pools[choice.pool].spans(size.tokens)] or fit
-    if len(line) < 2:
-        return line
-    ways = {choice.pool: choice for choice in line}
-    first = line[0]
-    behind = [ways[offer.name] for offer in pools.fallbacks(first.pool) if offer.name in ways]
-    return list(dict.fromkeys((first, *behind, *line[1:])))
 
 
 # --- How long it is ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from filters.api import CONTINUE, Exchange, Task
 from filters.errors import FilterError
 from filters.pools import Offer, Pools
 from filters.route import RouteConfig, RouteFilter
+from filters.routing import MOST_PLANS, Choice, Rule, Size, plan
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import drive, fake_ports
 
@@ -84,13 +85,42 @@ def test_the_cheapest_of_equal_pools_is_chosen() -> None:
     assert "dear (length), unknown (length), full (own)" == exchange.notes["route.alternatives"]
 
 
-def test_what_is_cheapest_depends_on_prompt_and_answer() -> None:
-    """A long prompt costs by its own price, a long answer by the other."""
+def test_what_is_cheapest_depends_on_the_prompt() -> None:
+    """A long one costs by its own price, a short one by that of a typical answer."""
     reads = Offer(name="reads", up_to=9000, input_price=0.1, output_price=9.0)
     writes = Offer(name="writes", up_to=9000, input_price=2.0, output_price=1.0)
     offers = (Offer(name="full"), reads, writes)
-    assert "reads" == routed(asked(8000, more={"max_tokens": 10}), *offers).pool
-    assert "writes" == routed(asked(10, more={"max_tokens": 1000}), *offers).pool
+    assert "reads" == routed(asked(8000), *offers).pool
+    assert "writes" == routed(asked(10), *offers).pool
+
+
+def test_what_was_decided_for_one_request_holds_for_those_like_it_alone() -> None:
+    """Plans are kept by length, task, room and pool."""
+    coder = Offer(name="coder", domains=frozenset({"code"}))
+    pools = Pools((SHORT, LONG, LESSER, coder))
+    ports = fake_ports(pools=pools)
+
+    def went(exchange: Exchange) -> str:
+        drive(RouteFilter(RouteConfig(), None, ports).on_request(exchange))
+        return exchange.pool
+
+    for _ in range(2):
+        assert "full" == went(asked(500))
+        assert "long" == went(asked(600))
+        assert "coder" == went(of(Task("open", "code", 0.9)))
+        assert "full" == went(of(Task("open", "general", 0.9)))
+        assert "best_effort" == went(of(Task("list", "general", 0.9)))
+        assert "full" == went(asked(600, more={"max_tokens": 4000}))
+    assert 6 == len(pools.plans)
+
+
+def test_kept_plans_are_bounded() -> None:
+    """Settings with very many pools, tasks and lengths start again."""
+    pools = Pools((SHORT, LONG))
+    for number in range(MOST_PLANS + 1):
+        own = Choice(f"p{number}", Rule.OWN)
+        assert "full" == plan(pools, own, "", None, Size(1), careful=False).line[0].pool
+    assert 1 == len(pools.plans)
 
 
 def test_the_profiles_own_pool_comes_before_others_of_the_same_length() -> None:
