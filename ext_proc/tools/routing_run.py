@@ -88,7 +88,7 @@ class Run:
     ) -> None:
         """Make a run in which `at_once` sessions more than usual begin at its very start."""
         self._load: Final = load
-        self._name: Final = strategy
+        self._name = strategy
         self._sessions = load.sessions(random.Random(seed), replicas)  # noqa: S311 - repeatable
         self._at_once: Final = at_once
         hardware = load.hardware
@@ -99,7 +99,7 @@ class Run:
         self._plans: Final = [0] * replicas
         self._oracle: Final = Oracle(self.engines, self.ends_s) if strategy == ORACLE else None
         cost = PrefillCost(hardware.prefill_s * SLOWER, hardware.prefill_doubles / SLOWER)
-        self.picker: Final = Picker(
+        self.picker = Picker(
             STRATEGIES[strategy](cost) if self._oracle is None else self._oracle,
             cost,
             explore=EXPLORE if strategy == "expected" else 0.0,
@@ -187,13 +187,17 @@ class Run:
             self._scrape(now_s, at)
         if self._oracle is not None:
             self._oracle.work = work
-        ends = block_ends(prompt)
-        names = [chain[end // BLOCK_TOKENS - 1] for end in ends]
-        pick = self.picker.pick(Ask(names, ends, block_sizes(prompt), prompt), now_s)
+        pick = self.picker.pick(self._wish(chain, prompt), now_s)
         assert pick is not None  # there are replicas
         asked = Asked(number, session, work, now_s, pick, pick.replica.number)
         self._asked[id(work)] = asked
         self._arrive(now_s, asked)
+
+    def _wish(self, chain: Sequence[int], prompt: int) -> Ask:
+        """Return what the picker is shown of a prompt of so many tokens."""
+        ends = block_ends(prompt)
+        names = [chain[end // BLOCK_TOKENS - 1] for end in ends]
+        return Ask(names, ends, block_sizes(prompt), prompt)
 
     def _arrive(self, now_s: float, asked: Asked) -> None:
         """Take a request in where it was sent."""
