@@ -1,0 +1,284 @@
+"""A pool on its way in, behind real Envoy: who is served where, and what nobody may notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from filters.document import encode
+from tests.calls import Caller, Reply, ask_for, streamed_text, text_of
+from tests.e2e.conftest import Gateways
+from tests.e2e.test_pick import change
+from tests.exchanges import answer
+from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway, dead_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+EXAMPLE: Final = SHIPPED.parent / "examples" / "stages.yaml"
+CHAT: Final = "openai.chat"
+OLD_SAYS: Final = "one two three four"
+NEW_SAYS: Final = "one two three four umbrella bicycle"
+TENANTS: Final = [f"key-{number}" for number in range(80)]
+
+
+class Model:
+    """A model server that always says the same; `status` and `hangs` may be changed."""
+
+    def __init__(self, text: str, finish: str = "stop") -> None:
+        self.text = text
+        self.finish = finish
+        self.status = 200
+        self.hangs = False
+        self.received: list[tuple[str, dict[str, str], bytes]] = []
+        self.port = 0
+        self._runner: Final = web.ServerRunner(
+            web.Server(self._take, access_log=None), shutdown_timeout=0.1
+        )
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _take(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.received.append((request.raw_path, headers, body))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if json.loads(body).get("stream"):
+            return web.Response(body=self._events(), content_type="text/event-stream")
+        whole = json.loads(answer(CHAT, self.text))
+        whole["choices"][0]["finish_reason"] = self.finish
+        return web.Response(body=encode(whole), status=self.status, content_type="application/json")
+
+    def _events(self) -> bytes:
+        pieces = [{"delta": {"role": "assistant", "content": self.text}}]
+        pieces.append({"delta": {}, "finish_reason": self.finish})  # type: ignore[dict-item]
+        chunks = [
+            {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, **piece}]}
+            for piece in pieces
+        ]
+        events = [b"data: " + encode(chunk) + b"\n\n" for chunk in chunks]
+        return b"".join(events) + b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+async def old() -> AsyncIterator[Model]:
+    """Run the pool whose place is taken."""
+    model = Model(OLD_SAYS)
+    await model.start()
+    yield model
+    await model.stop()
+
+
+@pytest.fixture
+async def new() -> AsyncIterator[Model]:
+    """Run the pool on its way in."""
+    model = Model(NEW_SAYS, finish="length")
+    await model.start()
+    yield model
+    await model.stop()
+
+
+def staged(step: str, share: float, **more: Any) -> Edit:
+    """Have the example's stage say something else."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        stage = {"step": step, "pool": "coming", "share": share, **more}
+        tree["node"]["metadata"]["forebay"]["pools"]["full"]["stage"] = stage
+
+    return edit
+
+
+@pytest.fixture
+def opened(gateways: Gateways, old: Model, new: Model) -> Any:
+    """Return what runs the example before the two pools."""
+
+    def open_with(edit: Edit, **ports: list[int]) -> Any:
+        pools = {"full": [old.port], "coming": [new.port]} | ports
+        return gateways.open(pools=pools, edit=edit, file=EXAMPLE)
+
+    return open_with
+
+
+async def counted(gateway: Gateway, name: str, least: float) -> dict[str, float]:
+    """Return the metrics once a sample has come to a value."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        metrics = await asyncio.to_thread(gateway.metrics)
+        if metrics.get(name, 0) >= least:
+            return metrics
+        assert time.monotonic() < until, f"{name} is {metrics.get(name)}"
+
+
+def trial(name: str, step: str | None = None, **labels: str) -> str:
+    pairs = {"pool": "full", "new": "coming", **({"step": step} if step else {}), **labels}
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(pairs.items()))
+    return f"forebay_trial_{name}{{{inside}}}"
+
+
+PAIRS: Final = trial("pairs_total", finish="different")
+
+
+def said(reply: Reply) -> str:
+    assert 200 == reply.status, reply.body
+    return text_of(CHAT, reply.body)
+
+
+# --- The shadow ----------------------------------------------------------------------------------
+
+
+async def test_a_shadow_is_asked_the_same_and_nobody_gets_its_answer(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """Neither the client nor, from the cache, anybody after him."""
+    with opened(staged("shadow", 1.0)) as gateway:
+        caller = Caller(http, gateway.url, "key")
+        ask = ask_for(CHAT, "Why is the sea calm?", temperature=0)
+        replies = [await caller(ask) for _ in range(7)]
+        assert [OLD_SAYS] * 7 == [said(reply) for reply in replies]
+        assert replies[-1].cache == "HIT"
+        asked = len(old.received)
+        metrics = await counted(gateway, PAIRS, asked)
+        assert asked == metrics[PAIRS] == len(new.received)
+        for (path, headers, body), (to_path, to_headers, to_body) in zip(
+            old.received, new.received, strict=True
+        ):
+            assert (path, body) == (to_path, to_body)
+            for name in ("authorization", "content-type"):
+                assert headers[name] == to_headers[name]
+            assert not any(name.startswith("x-forebay") for name in to_headers)
+        assert not any("umbrella" in line for log in gateway.logs for line in log.since())
+
+
+async def test_the_figures_are_those_of_the_two_answers(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """Four of six words in order are the same: an F1 of 2 x 4 / 10; they end differently."""
+    with opened(staged("shadow", 1.0)) as gateway:
+        caller = Caller(http, gateway.url, "key")
+        for number in range(5):
+            assert OLD_SAYS == said(await caller(ask_for(CHAT, f"Question {number}?")))
+        streamed = ask_for(CHAT, "Question 5?", stream=True)
+        assert OLD_SAYS == streamed_text(CHAT, streamed, await caller(streamed))
+        metrics = await counted(gateway, PAIRS, 6)
+        assert 6 == metrics[trial("likeness_count")]
+        assert 6 * 0.8 == pytest.approx(metrics[trial("likeness_sum")])
+        for side, finish in (("old", "stop"), ("new", "length")):
+            of_side = {"step": "shadow", "side": side}
+            assert 6 == metrics[trial("answers_total", **of_side, ending="answered")]
+            assert 6 == metrics[trial("finishes_total", **of_side, finish=finish)]
+            assert 6 == metrics[trial("seconds_count", **of_side)]
+            assert 1 == metrics[trial("first_token_seconds_count", **of_side)]
+        assert 6 == metrics[trial("length_ratio_count")]
+        assert metrics[trial("length_ratio_sum")] > 6
+
+
+async def test_a_shadow_that_is_dead_costs_no_client_anything(
+    opened: Any, old: Model, http: aiohttp.ClientSession
+) -> None:
+    """Its failures are counted."""
+    with dead_port() as dead:
+        port = dead.getsockname()[1]
+        with opened(staged("shadow", 1.0), coming=[port]) as gateway:
+            caller = Caller(http, gateway.url, "key")
+            for number in range(6):
+                assert OLD_SAYS == said(await caller(ask_for(CHAT, f"Question {number}?")))
+            failed = trial("answers_total", "shadow", side="new", ending="failed")
+            metrics = await counted(gateway, failed, 6)
+            assert 6 == metrics[failed]
+            assert 6 == metrics[trial("answers_total", "shadow", side="old", ending="answered")]
+
+
+async def test_shadows_that_hang_hold_up_nobody(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """As many as may be under way are; the others are not asked, and counted."""
+    new.hangs = True
+    with opened(staged("shadow", 1.0, at_once=2)) as gateway:
+        caller = Caller(http, gateway.url, "key")
+        replies = await asyncio.gather(
+            *(caller(ask_for(CHAT, f"Question {number}?")) for number in range(12))
+        )
+        assert {OLD_SAYS} == {said(reply) for reply in replies}
+        full = trial("skipped_total", "shadow", reason="full")
+        metrics = await counted(gateway, full, 10)
+        assert (10, 2) == (metrics[full], metrics["forebay_trial_shadows"])
+
+
+async def test_a_shadow_that_is_late_is_given_up(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """And Envoy lets go of it, too."""
+    new.hangs = True
+    with opened(staged("shadow", 1.0, deadline="50ms")) as gateway:
+        assert OLD_SAYS == said(await Caller(http, gateway.url)(ask_for(CHAT, "Why?")))
+        late = trial("answers_total", "shadow", side="new", ending="late")
+        assert 1 == (await counted(gateway, late, 1))[late]
+
+
+# --- The canary ----------------------------------------------------------------------------------
+
+
+async def served_new(gateway: Gateway, http: aiohttp.ClientSession, mark: str) -> set[str]:
+    """Ask as every tenant; return whom the pool on its way in served."""
+    moved = set()
+    for tenant in TENANTS:
+        reply = await Caller(http, gateway.url, tenant)(ask_for(CHAT, f"Question {mark}?"))
+        if said(reply) == NEW_SAYS:
+            moved.add(tenant)
+    return moved
+
+
+async def test_tenants_move_by_the_share_and_stay_without_a_restart(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """A greater share adds others; the last step takes all, and none is the way back."""
+    share = 0.3
+    with opened(staged("canary", share)) as gateway:
+        moved = await served_new(gateway, http, "first")
+        deviation = math.sqrt(len(TENANTS) * share * (1 - share))
+        assert abs(len(moved) - len(TENANTS) * share) < 4 * deviation
+        assert moved == await served_new(gateway, http, "second")
+
+        staged("canary", 0.6)(gateway.tree)
+        change(gateway)
+        more = await served_new(gateway, http, "third")
+        assert moved < more
+
+        staged("full", 0.0)(gateway.tree)
+        change(gateway)
+        assert set(TENANTS) == await served_new(gateway, http, "fourth")
+
+        del gateway.tree["node"]["metadata"]["forebay"]["pools"]["full"]["stage"]
+        change(gateway)
+        assert set() == await served_new(gateway, http, "fifth")
+
+
+async def test_a_canary_is_compared_with_those_that_stayed(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """Every exchange of either pool, at a half; what fails there is the client's."""
+    new.status = 500
+    with opened(staged("canary", 0.5)) as gateway:
+        statuses = [
+            (await Caller(http, gateway.url, tenant)(ask_for(CHAT, "Why?"))).status
+            for tenant in TENANTS
+        ]
+        failed = trial("answers_total", "canary", side="new", ending="failed")
+        answered = trial("answers_total", "canary", side="old", ending="answered")
+        metrics = await counted(gateway, failed, statuses.count(500))
+        assert (statuses.count(200), statuses.count(500)) == (metrics[answered], metrics[failed])
+        assert 0 < statuses.count(500) < len(TENANTS)
