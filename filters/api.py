@@ -17,7 +17,7 @@ import msgspec
 from filters.block_book import Chain
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
-from filters.pools import NO_POOLS, Pools
+from filters.pools import Pools
 
 T = TypeVar("T")
 
@@ -688,7 +688,7 @@ class Ports:
     limits: Limits = field(default_factory=NoLimits)
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
-    pools: Pools = NO_POOLS
+    pools: Pools = field(default_factory=Pools)
     """What the settings say of pools; replaced with them."""
 
 

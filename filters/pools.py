@@ -65,8 +65,8 @@ class Pools:
     """All pools of one snapshot of the settings, with what is worked out from them once."""
 
     __slots__ = (
-        "_guarded", "by_name", "by_task", "contexts", "edges", "lesser_fallbacks", "measures",
-        "plans", "serving",
+        "_guarded", "by_name", "by_task", "choose", "contexts", "edges", "lesser_fallbacks",
+        "measures", "plans", "serving",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,8 @@ class Pools:
         """The last lengths, in tokens, that are treated like those before."""
         self.measures: Final = bool(self.contexts or ranged)
         """Whether it matters how long a prompt is."""
+        self.choose: Final = bool(self.serving) or self.measures
+        """Whether it matters what a request is."""
         self.plans: Final[dict[Any, Any]] = {}
         """What was decided, by all that decides; `filters.routing` keeps it."""
 
@@ -106,7 +108,3 @@ class Pools:
         while (name := self[name].fallback) and name not in seen:
             seen.add(name)
             yield self[name]
-
-
-NO_POOLS: Final = Pools()
-"""Where nothing is said of any pool."""

@@ -60,16 +60,10 @@ class RouteFilter(Filter[RouteConfig]):
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Choose the pool and note what decided; answer where no pool takes the request."""
         pools = self.ports.pools
-        own, low = exchange.pool, self._low_risk(exchange)
-        size = Size()
-        if pools.by_name:
-            size, line = self._line_up(exchange, low)
-        elif low:
-            line = (Choice(self.config.pool, Rule.LOW_RISK), Choice(own, Rule.OWN))
-        elif pools.guards(own):
-            line = (Choice(own, Rule.OWN),)
-        else:
+        low = self._low_risk(exchange)
+        if not (low or pools.choose or pools.guards(exchange.pool)):
             return CONTINUE
+        size, line = self._line_up(exchange, low)
         choice: Choice | None = line[0]
         if pools.guards(line[0].pool):
             self._place = Place(self.ports)
@@ -80,7 +74,7 @@ class RouteFilter(Filter[RouteConfig]):
             headers = {"content-type": "application/json", "retry-after": str(RETRY_AFTER_S)}
             return Answer(429, headers, body)
         exchange.pool = choice.pool
-        if choice.rule is not Rule.OWN or pools.by_name:
+        if choice.rule is not Rule.OWN or "route.alternatives" in exchange.notes:
             exchange.note("route.rule", choice.rule)
         if choice.rule is Rule.LOW_RISK:
             exchange.note("route.why", f"low risk: {low}")
