@@ -33,6 +33,7 @@ from ext_proc.config import (
 from ext_proc.session import CREDENTIALS as WHO_ASKS
 from ext_proc.settings_reader import clusters_in, not_among
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
+from ext_proc.tools.rules_failures import FAILURE_RULES
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
 from filters.cache_rules import VARIANT_HEADERS
@@ -817,6 +818,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _nothing_is_exposed,
     _bodies_fit,
     _clients_are_told,
+    *FAILURE_RULES,
 )
 
 
