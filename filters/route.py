@@ -113,16 +113,8 @@ class RouteFilter(Filter[RouteConfig]):
 
     def _line_up(self, exchange: Exchange, low: str) -> tuple[Size, Sequence[Choice]]:
         """Return who may serve, the best first; raise `FilterError` where nobody's context does."""
-        pools, prompt, tokens = self.ports.pools, exchange.prompt, self.ports.tokens
-        count = partial(tokens.count, model=prompt.model)
-        apart = _is_apart(exchange)
-        texts: Sequence[str] = ()
-        size = Size()
-        if pools.measures:
-            texts = counted_texts(prompt, apart=apart)
-            size = size_of(texts, room_of(prompt), pools.contexts, tokens.estimate, count)
-            exchange.note("route.tokens", size.tokens)
-            exchange.note("route.bucket", size.bucket)
+        pools, apart = self.ports.pools, _is_apart(exchange)
+        size = self._size(exchange) if pools.measures else Size()
         expert = exchange.notes.get("classify.pool") == exchange.pool
         own = Choice(exchange.pool, Rule.EXPERT if expert else Rule.OWN)
         task = None if apart else exchange.task
@@ -130,14 +122,26 @@ class RouteFilter(Filter[RouteConfig]):
         lesser = self.config.pool if low else ""
         line, choices, others = plan(pools, own, lesser, task, size, careful=careful)
         if not line:
-            size = size._replace(tokens=counted(texts, size.tokens, count))
-            exchange.note("route.tokens", size.tokens)
+            size = self._size(exchange, exactly=True)
             line = roomiest(pools, choices, size)
         if not line:
             raise FilterError(400, too_long(size, longest(pools, choices)))
         if others:
             exchange.note("route.alternatives", others)
         return size, line
+
+    def _size(self, exchange: Exchange, *, exactly: bool = False) -> Size:
+        """Return how long the prompt is, and note it."""
+        pools, prompt, tokens = self.ports.pools, exchange.prompt, self.ports.tokens
+        texts = counted_texts(prompt, apart=_is_apart(exchange))
+        count = partial(tokens.count, model=prompt.model)
+        room = room_of(prompt)
+        size = size_of(texts, room, () if exactly else pools.contexts, tokens.estimate, count)
+        if exactly:
+            size = Size(counted(texts, size.tokens, count), room)
+        exchange.note("route.tokens", size.tokens)
+        exchange.note("route.bucket", size.bucket)
+        return size
 
 
 def _is_apart(exchange: Exchange) -> bool:

@@ -83,7 +83,8 @@ def plan(
     requests of such a length and task.
     """
     key = (
-        own,
+        own.pool,
+        own.rule is Rule.EXPERT,
         low,
         careful,
         (task.intent, task.domain) if task is not None and pools.by_task else None,
