@@ -220,7 +220,7 @@ class _Translator:
         if self.mute:
             return
         match command:
-            case Extend():
+            case Extend() if self._asks:
                 pass  # in full duplex the proxy waits without end
             case Respond():
                 self.answered = True
@@ -244,7 +244,7 @@ class _Translator:
                 await self._peer.send(command)
             case Pass(Message.RESPONSE_BODY) if self._answers:
                 await self._stream(self.chunk, Message.RESPONSE_BODY)
-            case Pass() | Stream() | Forward():
+            case Pass() | Stream() | Forward() | Extend():
                 await self._peer.send(command)
             case _:
                 assert_never(command)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from ext_proc.adapters.membership import Fixed, Listed
 from ext_proc.adapters.replica_signals import Said
-from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
+from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings, load
 from ext_proc.tools.simulator import Simulator
 from filters.api import Clock
+from filters.picking import Picker, ask_of
+from filters.prefill_cost import PrefillCost
+from filters.replica import Signals
+from filters.strategies import STRATEGIES
 from tests.fakes import FakeClock
 from tests.model_server import ModelServer
 
@@ -143,6 +148,88 @@ async def test_a_subset_of_strangers_is_nobody(replicas: Followed, one: ModelSer
     replicas.follow({POOL: fixed(one)})
     await replicas.until(replicas=1)
     assert replicas.pick(POOL, PROMPT, "m", subset=("10.9.9.9:1",)) is None
+
+
+@pytest.mark.parametrize("form", ["{}", "{}, 10.9.9.9:80", "127.0.0.1"])
+async def test_a_subset_names_addresses_or_hosts(
+    replicas: Followed, one: ModelServer, other: ModelServer, form: str
+) -> None:
+    """Who may be asked is picked, whoever would be better."""
+    replicas.follow({POOL: replace(fixed(one, other), strategy="least_load")})
+    await replicas.heard(one.address, other.address)
+    subset = form.format(other.address).split(", ")
+    picked = [replicas.pick(POOL, PROMPT, "m", subset=subset) for _ in range(8)]
+    asked = {each.addresses[0] for each in picked if each is not None}
+    assert ({one.address, other.address} if form == "127.0.0.1" else {other.address}) == asked
+
+
+async def test_nobody_is_picked_where_nobody_listens(replicas: Followed) -> None:
+    """Neither of all nor of a subset; one that listens is enough."""
+    async with ModelServer() as last:
+        async with ModelServer() as first:
+            replicas.follow({POOL: fixed(first, last)})
+            await replicas.heard(first.address, last.address)
+        await replicas.until(avoided=1)
+        assert replicas.pick(POOL, PROMPT, "m") is not None
+        assert replicas.pick(POOL, PROMPT, "m", subset=[first.address]) is None
+    await replicas.until(avoided=2)
+    assert replicas.pick(POOL, PROMPT, "m") is None
+
+
+async def test_a_pool_without_a_bound_is_never_full(replicas: Followed, one: ModelServer) -> None:
+    """Nor is one that nobody set up."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.heard(one.address)
+    for _ in range(100):
+        replicas.pick(POOL, PROMPT, "m")
+    assert (0.0, 0.0) == (replicas.full_s(POOL), replicas.full_s("other"))
+
+
+async def test_a_pool_is_full_when_too_much_waits_there(
+    replicas: Followed, one: ModelServer, other: ModelServer
+) -> None:
+    """On the average; a subset may be full while the pool is not, and an end makes room."""
+    settings = replace(fixed(one, other), full=Bound(queue=2.0, retry_s=7.0))
+    replicas.follow({POOL: settings})
+    await replicas.heard(one.address, other.address)
+    picked = [replicas.pick(POOL, PROMPT, "m", subset=[one.address]) for _ in range(3)]
+    assert (0.0, 7.0) == (replicas.full_s(POOL), replicas.full_s(POOL, [one.address]))
+    last = replicas.pick(POOL, PROMPT, "m", subset=[one.address])
+    assert (7.0, 0.0) == (replicas.full_s(POOL), replicas.full_s(POOL, [other.address]))
+    assert last is not None
+    last.ended()
+    assert 0.0 == replicas.full_s(POOL)
+    assert None not in picked
+
+
+@pytest.mark.parametrize(
+    ("said", "picks", "expected"),
+    [
+        (None, 0, 0.0),
+        (None, 5, 1.0),
+        (Signals(0.0, waiting=5), 0, 1.0),
+        (Signals(0.0, waiting=1, running=2), 3, 0.2),
+        (Signals(0.0, waiting=1, running=0), 3, 0.6),
+        (Signals(0.0, kv_usage=0.4), 0, 0.5),
+        (Signals(0.0, waiting=2, kv_usage=0.8), 0, 1.0),
+        (Signals(-3.0, waiting=99, kv_usage=1.0), 1, 0.2),
+    ],
+    ids=["silent", "silent, ours", "queue", "known", "not yet said", "memory", "both", "stale"],
+)
+def test_the_load_of_a_replica_is_what_is_scarcer(
+    said: Signals | None, picks: int, expected: float
+) -> None:
+    """What it does not know of yet counts as waiting."""
+    cost = PrefillCost()
+    picker = Picker(STRATEGIES["least_load"](cost), cost, explore=0)
+    replica = picker.add("10.0.0.1:80", 1_000)
+    for _ in range(picks):
+        picker.pick(ask_of(b"", ""), 0.0)
+    if said is not None:
+        replica.hear(said)
+    assert pytest.approx(expected) == load([replica], Bound(), 0.0)
+    idle = picker.add("10.0.0.2:80", 1_000)
+    assert pytest.approx(expected / 2) == load([replica, idle], Bound(), 0.0)
 
 
 async def test_what_replicas_say_counts(

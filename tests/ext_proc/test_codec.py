@@ -21,12 +21,14 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
 )
 from envoy_data_plane.envoy.service.ext_proc import v3 as api
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
-from envoy_data_plane.google.protobuf import Struct, Value
+from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.codec import (
     SERVED_KEY,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
     Body,
     Command,
     Event,
@@ -36,6 +38,8 @@ from ext_proc.codec import (
     Mode,
     Pass,
     Respond,
+    Route,
+    Sent,
     Stream,
     Trailers,
     decode,
@@ -67,7 +71,57 @@ def lb_metadata(**values: Value) -> EnvoyMetadata:
 POST: Final = ((":method", b"POST"), (":path", b"/v1/chat/completions"))
 POST_READ: Final = {":method": "POST", ":path": "/v1/chat/completions"}
 
+
+def hint(value: Value) -> EnvoyMetadata:
+    """Return what the proxy tells of whom it leaves to be picked."""
+    return EnvoyMetadata(filter_metadata={SUBSET_NAMESPACE: Struct(fields={SUBSET_KEY: value})})
+
+
+def modes(
+    request: ProcessingModeBodySendMode, reply: ProcessingModeBodySendMode
+) -> api.ProtocolConfiguration:
+    return api.ProtocolConfiguration(request_body_mode=request, response_body_mode=reply)
+
+
+def texts(*values: str) -> Value:
+    return Value(list_value=ListValue(values=[Value(string_value=value) for value in values]))
+
+
+BODY: Final = ProcessingModeBodySendMode
 EVENTS: Final[Sequence[tuple[api.ProcessingRequest, Event]]] = [
+    *(
+        (
+            api.ProcessingRequest(
+                request_headers=api.HttpHeaders(headers=header_map(*POST)),
+                metadata_context=hint(value),
+            ),
+            Headers(Message.REQUEST_HEADERS, POST_READ, last=False, subset=subset),
+        )
+        for value, subset in (
+            (texts("10.0.0.1:80", "[::1]:80"), ("10.0.0.1:80", "[::1]:80")),
+            (texts("10.0.0.1:80, 10.0.0.2:80", ""), ("10.0.0.1:80", "10.0.0.2:80")),
+            (Value(string_value="10.0.0.1:80,10.0.0.2:80"), ("10.0.0.1:80", "10.0.0.2:80")),
+            (texts(), ()),
+            (Value(string_value=""), ()),
+            (Value(number_value=1.0), ()),
+        )
+    ),
+    *(
+        (
+            api.ProcessingRequest(
+                request_headers=api.HttpHeaders(), protocol_config=modes(request, reply)
+            ),
+            Headers(
+                Message.REQUEST_HEADERS, {}, last=False, route=Route(asked, answered, duplex=duplex)
+            ),
+        )
+        for request, reply, asked, answered, duplex in (
+            (BODY.BUFFERED, BODY.NONE, Sent.BUFFERED, Sent.NONE, False),
+            (BODY.NONE, BODY.STREAMED, Sent.NONE, Sent.STREAMED, False),
+            (BODY.BUFFERED, BODY.FULL_DUPLEX_STREAMED, Sent.BUFFERED, Sent.FULL_DUPLEX, True),
+            (BODY.FULL_DUPLEX_STREAMED, BODY.NONE, Sent.FULL_DUPLEX, Sent.NONE, True),
+        )
+    ),
     (
         api.ProcessingRequest(request_headers=api.HttpHeaders(headers=header_map(*POST))),
         Headers(Message.REQUEST_HEADERS, POST_READ, last=False),
@@ -247,8 +301,6 @@ def reply_mode(
     )
 
 
-BODY: Final = ProcessingModeBodySendMode
-
 COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
     "pass request headers": (
         Pass(Message.REQUEST_HEADERS),
@@ -324,6 +376,27 @@ COMMANDS: Final[dict[str, tuple[Command, api.ProcessingResponse]]] = {
                 )
             ),
             dynamic_metadata=metadata(pool="full"),
+        ),
+    ),
+    "forward at the headers": (
+        Forward({"a": "b"}, endpoints="10.0.0.1:80", message=Message.REQUEST_HEADERS),
+        api.ProcessingResponse(
+            request_headers=api.HeadersResponse(
+                response=api.CommonResponse(header_mutation=mutation([("a", b"b")]))
+            ),
+            dynamic_metadata=Struct(fields=endpoints("10.0.0.1:80")),
+        ),
+    ),
+    "stream of a request": (
+        Stream(b"ab", last=True, message=Message.REQUEST_BODY),
+        api.ProcessingResponse(
+            request_body=api.BodyResponse(
+                response=api.CommonResponse(
+                    body_mutation=api.BodyMutation(
+                        streamed_response=api.StreamedBodyResponse(body=b"ab", end_of_stream=True)
+                    )
+                )
+            )
         ),
     ),
     "forward to replicas": (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from filters.api import CONTINUE, Delta, Exchange, Need, Outcome, ReplyHead
+from filters.api import CONTINUE, Answer, Delta, Exchange, Need, Outcome, ReplyHead
+from filters.errors import NO_REPLICA, FilterError
 from filters.fingerprint import fingerprint
 from filters.pick import PickConfig, PickFilter, beginning
 from filters.pipeline import Pipeline, Run
@@ -107,6 +108,52 @@ def test_a_pool_without_replicas_is_the_proxys(dialect: str) -> None:
         exchange.needs,
         table.replicas.picked,
     )
+
+
+@pytest.mark.parametrize("must", [False, True])
+@pytest.mark.parametrize("subset", [None, (C,), ("10.9.9.9:80",), ()])
+def test_whoever_may_be_picked_is_who_the_proxy_leaves(
+    subset: tuple[str, ...] | None, *, must: bool
+) -> None:
+    """Where it leaves nobody, to go on would be to have it choose outside."""
+    table, exchange = Table(), ask("openai.chat", "hello")
+    exchange.subset, exchange.must_pick = subset, must
+    if subset is None or C in subset:
+        table.request(exchange)
+        assert ((A, B) if subset is None else (C,)) == exchange.endpoints
+        return
+    with pytest.raises(FilterError) as raised:
+        table.request(exchange)
+    assert (503, NO_REPLICA) == (raised.value.status, raised.value.text)
+    assert "no replica" == exchange.notes["pick.skip"]
+
+
+@pytest.mark.parametrize("must", [False, True])
+def test_without_a_replica_it_is_the_proxys_to_choose_unless_it_never_does(*, must: bool) -> None:
+    """A gateway that has replicas picked has no choice of its own."""
+    table, exchange = Table(addresses={"full": ()}), ask("openai.chat", "hello")
+    exchange.must_pick = must
+    if not must:
+        table.request(exchange)
+        assert () == exchange.endpoints
+        return
+    with pytest.raises(FilterError):
+        table.request(exchange)
+
+
+@DIALECTS
+def test_full_replicas_are_left_alone(dialect: str) -> None:
+    """The client reads when to ask again, in its provider's shape."""
+    table, exchange = Table(), ask_in(dialect, "hello")
+    table.replicas.full = 0.5
+    answer = drive(table.filter.on_request(exchange))
+    assert isinstance(answer, Answer)
+    assert (429, "1") == (answer.status, answer.headers["retry-after"])
+    assert exchange.dialect.error(429, "all model servers are busy: ask again in 1 s") == (
+        answer.body
+    )
+    table.finish(exchange, Outcome.ANSWERED)
+    assert ([], Need.NOTHING) == (table.replicas.picked, exchange.needs)
 
 
 def test_the_pool_is_the_one_chosen_for_the_exchange() -> None:
