@@ -38,8 +38,10 @@ Fate: TypeAlias = int | Failure
 class FailingUpstream:
     """Takes chat completions; the next fates in `fates` come first, then `always`."""
 
-    def __init__(self, *, always: Fate = 200, headers: dict[str, str] | None = None) -> None:
-        self.port = 0
+    def __init__(
+        self, *, always: Fate = 200, headers: dict[str, str] | None = None, port: int = 0
+    ) -> None:
+        self.port = port
         self.always: Fate = always
         self.fates: Final[deque[Fate]] = deque()
         self.bodies: Final[list[bytes]] = []
@@ -59,14 +61,10 @@ class FailingUpstream:
         self.fates.extend(fates)
 
     async def __aenter__(self) -> Self:
-        await self.listen(0)
-        return self
-
-    async def listen(self, port: int) -> None:
-        """Take connections, at the port of before if that is given."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, HOST, port, backlog=1024).start()
+        await web.TCPSite(self._runner, HOST, self.port, backlog=1024).start()
         self.port = self._runner.addresses[0][1]
+        return self
 
     async def __aexit__(
         self,
