@@ -115,6 +115,7 @@ class BlockBook:
         """How often a replica holds a block beyond once: two requests may compute it at a time."""
         self._told: Final[dict[int, set[int]]] = {}
         """The names in the index that a replica spoke of; the others were sent there."""
+        self._losses: Final[dict[int, int]] = {}
         self._adapters: Final[set[str]] = set()
 
     @property
@@ -126,16 +127,22 @@ class BlockBook:
         """Return how many blocks a replica said it holds."""
         return len(self._blocks.get(replica, ()))
 
+    def losses(self, replica: int) -> int:
+        """Return a number that grows whenever a replica holds less."""
+        return self._losses[replica]
+
     def add(self, replica: int, room_tokens: int) -> None:
         """Take a replica in, or change how much it holds at most."""
         self._blocks.setdefault(replica, OrderedDict())
         self._copies.setdefault(replica, {})
         self._told.setdefault(replica, set())
+        self._losses.setdefault(replica, 0)
         self.index.add(replica, room_tokens)
 
     def remove(self, replica: int) -> None:
         """Forget a replica."""
-        del self._blocks[replica], self._copies[replica], self._told[replica]
+        del self._blocks[replica], self._copies[replica]
+        del self._told[replica], self._losses[replica]
         self.index.remove(replica)
 
     def clear(self, replica: int) -> None:
@@ -143,6 +150,7 @@ class BlockBook:
         self._blocks[replica].clear()
         self._copies[replica].clear()
         self._told[replica].clear()
+        self._losses[replica] += 1
         self.index.clear(replica)
 
     def chain(self, ids: bytes, model: str = "", *, shared: bool = False) -> Chain | None:
@@ -242,6 +250,7 @@ class BlockBook:
         told = self._told[replica]
         kept = bisect_right(chain.ends, held)
         self.index.forget(replica, [name for name in chain.names[kept:] if name not in told])
+        self._losses[replica] += 1
 
     def held(self, chain: Chain, replicas: int) -> list[tuple[int, int]]:
         """Return how many tokens of a prompt each set of `replicas` holds, if any."""
@@ -260,3 +269,4 @@ class BlockBook:
     def _forget(self, replica: int, names: Sequence[int]) -> None:
         self.index.forget(replica, names)
         self._told[replica].difference_update(names)
+        self._losses[replica] += 1

@@ -291,9 +291,7 @@ class Picker:
         for other in through:
             del replica.unstarted[other.number]
             if there and self.book is not None and other.ask.chain is not None:
-                # It waited, and what it found in the cache may have been thrown away meanwhile.
-                self.index.record(replica.number, other.ask.names, other.ask.sizes)
-                self.book.expect(replica.number, other.ask.chain)
+                self._read_after_all(self.book, other, other.ask.chain)
         if not pick.ask.watched:
             ahead_s = min(ahead_s, replica.owed(now_s))
             replica.busy_s = math.nan
@@ -462,7 +460,15 @@ class Picker:
         self.index.record(replica.number, ask.names, ask.sizes)
         if self.book is not None and ask.chain is not None:
             self.book.expect(replica.number, ask.chain)
+            pick.losses = self.book.losses(replica.number)
         return pick
+
+    def _read_after_all(self, book: BlockBook, pick: Pick, chain: Chain) -> None:
+        """Say that a prompt is there, whatever was thrown away while it waited."""
+        number = pick.replica.number
+        if book.losses(number) != pick.losses:
+            self.index.record(number, pick.ask.names, pick.ask.sizes)
+            book.expect(number, chain)
 
     def _learn(self, replica: Replica, through: Sequence[Pick], now_s: float) -> None:
         """Learn from what was prefilled since the replica was idle, or since it was last learned.

@@ -76,6 +76,8 @@ class Pick:
     """To its first token."""
     queue: int = 0
     """How many requests the replica had when this one was sent."""
+    losses: int = 0
+    """How often it had thrown something away by then."""
     best: Sequence[tuple[float, int, Replica]] = ()
     """The weight of the few best, the tokens that they held, and who they are; best first."""
     strategy: str = ""
