@@ -41,7 +41,8 @@ COMMANDS: Final = {
     "simulate": Command(
         "simulate",
         "run simulated vLLM replicas",
-        "forebay simulate --replicas 4 --port 9001 --ttft 200ms --rate 40",
+        "forebay simulate --replicas 4 --port 9001 --rate 40\n"
+        "  forebay simulate --replicas 8 --speed 10 --fault 'replica-1:crash,after=20s,for=10s'",
     ),
     "check": Command(
         "check",
@@ -57,6 +58,11 @@ COMMANDS: Final = {
         "cache",
         "look into the cache, and clear it",
         "forebay cache stats\n  forebay cache purge --profile faq --dry-run",
+    ),
+    "report": Command(
+        "report",
+        "say how a pool does that is on its way in",
+        "forebay report stages\n  forebay report stages --slower 0.2 --errors 0.01 --json",
     ),
     "bench": Command(
         "bench",
