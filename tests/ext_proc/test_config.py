@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import msgspec
 import pytest
@@ -13,7 +13,10 @@ import yaml
 from msgspec import inspect
 
 from ext_proc.adapters.membership import Fixed, Named
+from ext_proc.app import offers_of
 from ext_proc.config import (
+    Domain,
+    Intent,
     MemorySettings,
     PickSettings,
     PoolSettings,
@@ -37,6 +40,9 @@ from filters.cache_settings import CacheConfig
 from filters.clean import CleanConfig, CleanFilter
 from filters.errors import ConfigError
 from filters.route import RouteConfig, RouteFilter
+from filters.intent_model import bundled_model
+from filters.intent_rules import UNSURE
+from filters.pools import Offer
 from filters.strategies import STRATEGIES
 from filters.think import ThinkConfig
 from filters.units import ClusterName, Duration, PoolName, Size, SomeTime
@@ -192,6 +198,45 @@ static_resources:
 
 
 def test_every_strategy_has_its_word() -> None:
+def test_what_a_pool_takes_and_costs_is_read() -> None:
+    """And becomes what filters see; a pool that says nothing takes everything."""
+    settings = settings_of(
+        "pools: {full: {cluster: gpu, context: 8192, fallback: long, "
+        "price: {input: 0.5, output: 2}}, "
+        "long: {cluster: big, serves: {tokens: {above: 8192, up_to: 131072}}}, "
+        "coder: {cluster: code, serves: {intents: [code, write], domains: [code]}}}\n"
+        "profiles: {raw: {}}"
+    )
+    assert settings.pools["coder"].serves == ServesSettings(("code", "write"), ("code",))
+    pools = offers_of(settings)
+    assert [
+        Offer(name="full", context=8192, fallback="long", input_price=0.5, output_price=2.0),
+        Offer(name="long", above=8192, up_to=131072),
+        Offer(name="coder", intents=frozenset({"code", "write"}), domains=frozenset({"code"})),
+    ] == list(pools.by_name.values())
+    assert {} == offers_of(settings_of("profiles: {raw: {}}")).by_name
+
+
+def test_only_pools_with_a_limit_a_breaker_or_a_stage_are_asked() -> None:
+    """Of the others nobody need hear how an exchange ended."""
+    settings = settings_of(
+        "pools: {full: {cluster: a, price: {input: 1, output: 1}}, "
+        "small: {cluster: b, limits: {}}, spared: {cluster: d, fallback: full}, "
+        "old: {cluster: c, stage: {step: canary, pool: full}}}\n"
+        "profiles: {raw: {}}"
+    )
+    pools = offers_of(settings)
+    asked = {name for name in settings.pools if pools.guards(name)}
+    assert {"small", "old", "spared"} == asked
+
+
+def test_intents_and_domains_are_those_that_are_told_apart() -> None:
+    """A pool can be for each of them."""
+    model = bundled_model()
+    assert set(get_args(Intent)) == {*model.intents, UNSURE}
+    assert set(get_args(Domain)) == set(model.domains)
+
+
     """The first is the one without any."""
     kind = inspect.type_info(PickSettings)
     assert isinstance(kind, inspect.StructType)
