@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ext_proc.adapters.error_breaker import Limits
 from ext_proc.adapters.limits import PoolLimits
 from ext_proc.adapters.membership import Fixed
+from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Figures, ReplicaSettings
-from ext_proc.app import limits_of, open_transport, replicas_of
+from ext_proc.app import breakers_of, limits_of, offers_of, open_transport, replicas_of
 from ext_proc.config import ServerSettings, Settings, Transport, read_settings
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Stream
@@ -79,6 +81,33 @@ def test_the_replicas_of_pools_are_followed_where_a_profile_picks() -> None:
     expected = {"full": ReplicaSettings(Fixed(("10.0.0.1:8000",)), "blend", 1.0, 2.0, 4.0, 0.0)}
     assert expected == replicas_of(settings(pools, "{raw: {}, picks: {pick: {}}}"))
     assert {} == replicas_of(settings(pools, "{raw: {}}"))
+
+
+def test_pools_that_another_one_stands_in_for_have_breakers() -> None:
+    """By the defaults, or as they say; one that never opens is none. Routes ask for those alone."""
+    pools = (
+        "{full: {cluster: gpu}, plain: {cluster: gpu, fallback: full},"
+        " never: {cluster: gpu, fallback: full, breaker: {errors: 1}}, own: {cluster: gpu,"
+        " fallback: full, breaker: {errors: 0.5, window: 2m, least: 4, probes: 1, rest: 1s}}}"
+    )
+    read = settings(pools, "{raw: {}}")
+    expected = {"plain": Limits(), "own": Limits(0.5, 120 * 10**9, 4, 1, 10**9)}
+    assert expected == breakers_of(read)
+    names = ("full", "plain", "never", "own")
+    assert [False, True, False, True] == [offers_of(read).guards(name) for name in names]
+
+
+def test_replicas_are_warmed_up_by_texts_and_by_a_file(tmp_path: Path) -> None:
+    """One after the other."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [{"role": "system", "content": "Be brief."}]}')
+    pools = (
+        f"{{full: {{cluster: gpu, replicas: {{}}, warm_up: {{prompts: [Why?], file: {file},"
+        " model: m, max_tokens: 2, concurrency: 3, deadline: 5s, slow_start: 0s}}}"
+    )
+    said = [{"role": "user", "content": "Why?"}], [{"role": "system", "content": "Be brief."}]
+    how = WarmUp(tuple({"messages": one} for one in said), "m", 2, 3, 5.0, 0.0)
+    assert how == replicas_of(settings(pools, "{picks: {pick: {}}}"))["full"].warm_up
 
 
 def test_limits_are_those_of_the_pools_that_have_some() -> None:
