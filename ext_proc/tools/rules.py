@@ -37,8 +37,10 @@ from ext_proc.tools.rules_failures import FAILURE_RULES
 from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
 from filters.cache_rules import VARIANT_HEADERS
+from filters.classify import ClassifyFilter
 from filters.pick import PickFilter
 from filters.pipeline import SPARE_S, patience_s, waits_s
+from filters.route import RouteFilter
 from filters.units import Duration, Size
 
 LEAST_REQUESTS: Final = 10_000  # with the default, 1,024, 1,500 slow replies gave 476 errors
@@ -77,6 +79,7 @@ READ_HEADERS: Final = (
     *VARIANT_HEADERS,
 )
 _OVERRIDE_HOST: Final = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
+_TLS: Final = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _WITH_QUERY: Final = re.compile(r"%PATH(?:\((?!NQ)[^)]*\))?(?::\d+)?%")
 _OPERATOR: Final = re.compile(r"%(?:REQ|REQUEST_HEADER)\(([^)]*)\)(?::\d+)?%")
@@ -144,6 +147,21 @@ def _pools_have_clusters(seen: Bootstrap, settings: Settings) -> Iterator[Proble
             place = _block(seen).get("pools", name, "cluster")
             message = not_among("a cluster", pool.cluster, seen.clusters)
             yield place.problem(f"forebay.pools.{name}.cluster", message)
+
+
+def _pools_are_chosen(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
+    """Look whether some profile chooses pools by what they serve, and knows what that is."""
+    kinds = [{kind.name for kind, _ in one.filters} for one in settings.profiles.values()]
+    for name, pool in settings.pools.items():
+        if pool.serves is None:
+            continue
+        needed = {RouteFilter.name}
+        if pool.serves.intents or pool.serves.domains:
+            needed.add(ClassifyFilter.name)
+        if not any(needed <= filters for filters in kinds):
+            place = _block(seen).get("pools", name, "serves")
+            message = f"expected a profile with {' and '.join(sorted(needed))}, got none"
+            yield place.problem(f"forebay.pools.{name}.serves", message, warning=True)
 
 
 def _picks_are_heard(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
@@ -241,6 +259,12 @@ def _good_cluster(seen: Bootstrap, settings: Settings, name: str) -> Iterator[Pr
             f'expected the address in forebay.server.listen, "{settings.server.listen}", got {got}'
         )
         yield cluster.part.get("load_assignment").problem(f"{path}.load_assignment", message)
+    socket = cluster.part.get("transport_socket")
+    tls = socket.get("typed_config").type == _TLS
+    if tls != (settings.server.tls is not None):
+        wanted, got = ("TLS", "none") if not tls else ("none", "TLS")
+        message = f"expected {wanted}, as forebay.server.tls has it, got {got}"
+        yield socket.problem(f"{path}.transport_socket", message)
     options = cluster.part.get("typed_extension_protocol_options").get(_HTTP_OPTIONS)
     plain = options.get("explicit_http_config", "http2_protocol_options")
     if not plain and not cluster.part.get("http2_protocol_options"):
@@ -799,6 +823,7 @@ def _clients_are_told(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
 
 RULES: Final[tuple[Rule, ...]] = (
     _pools_have_clusters,
+    _pools_are_chosen,
     _picks_are_heard,
     _routes_have_profiles,
     _profiles_have_routes,

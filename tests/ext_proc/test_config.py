@@ -22,6 +22,7 @@ from ext_proc.config import (
     PoolSettings,
     RedisSettings,
     ServerSettings,
+    ServesSettings,
     Settings,
     StoreSettings,
     TenantSettings,
@@ -39,10 +40,10 @@ from filters.cache import CacheFilter
 from filters.cache_settings import CacheConfig
 from filters.clean import CleanConfig, CleanFilter
 from filters.errors import ConfigError
-from filters.route import RouteConfig, RouteFilter
 from filters.intent_model import bundled_model
 from filters.intent_rules import UNSURE
 from filters.pools import Offer
+from filters.route import RouteConfig, RouteFilter
 from filters.strategies import STRATEGIES
 from filters.think import ThinkConfig
 from filters.units import ClusterName, Duration, PoolName, Size, SomeTime
@@ -197,7 +198,6 @@ static_resources:
     assert expected == settings.pools["lost"].replicas
 
 
-def test_every_strategy_has_its_word() -> None:
 def test_what_a_pool_takes_and_costs_is_read() -> None:
     """And becomes what filters see; a pool that says nothing takes everything."""
     settings = settings_of(
@@ -237,6 +237,7 @@ def test_intents_and_domains_are_those_that_are_told_apart() -> None:
     assert set(get_args(Domain)) == set(model.domains)
 
 
+def test_every_strategy_has_its_word() -> None:
     """The first is the one without any."""
     kind = inspect.type_info(PickSettings)
     assert isinstance(kind, inspect.StructType)
