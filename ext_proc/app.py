@@ -75,6 +75,7 @@ from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import Offer, Pools
 from filters.stage import StageConfig, StageFilter
+from filters.route import RouteFilter
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -393,10 +394,10 @@ def show_caches(settings: Settings, telemetry: Telemetry) -> None:
 
 
 def counts_tokens(settings: Settings) -> bool:
-    """Tell whether a filter of some profile counts tokens."""
-    return any(
-        kind.counts_tokens for profile in settings.profiles.values() for kind, _ in profile.filters
-    )
+    """Tell whether a filter of some profile counts tokens; `route` does near a pool's context."""
+    kinds = {kind for profile in settings.profiles.values() for kind, _ in profile.filters}
+    bounded = any(pool.context for pool in settings.pools.values())
+    return any(kind.counts_tokens or (bounded and kind is RouteFilter) for kind in kinds)
 
 
 def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:

@@ -13,7 +13,7 @@ import yaml
 from msgspec import inspect
 
 from ext_proc.adapters.membership import Fixed, Named
-from ext_proc.app import offers_of
+from ext_proc.app import counts_tokens, offers_of
 from ext_proc.config import (
     Domain,
     Intent,
@@ -228,6 +228,17 @@ def test_only_pools_with_a_limit_a_breaker_or_a_stage_are_asked() -> None:
     pools = offers_of(settings)
     asked = {name for name in settings.pools if pools.guards(name)}
     assert {"small", "old", "spared"} == asked
+
+
+def test_the_encoding_of_tokens_is_loaded_where_some_filter_counts() -> None:
+    """Near a pool's context, `route` does."""
+    routed = "profiles: {default: {route: {pool: full}}}"
+    assert not counts_tokens(settings_of(routed))
+    assert counts_tokens(settings_of(f"pools: {{full: {{cluster: a, context: 9}}}}\n{routed}"))
+    assert not counts_tokens(
+        settings_of("pools: {full: {cluster: a, context: 9}}\nprofiles: {raw: {}}")
+    )
+    assert counts_tokens(settings_of("profiles: {default: {budget: {}}}"))
 
 
 def test_intents_and_domains_are_those_that_are_told_apart() -> None:
