@@ -65,6 +65,7 @@ from ext_proc.telemetry.replica_events import ReplicaEvents
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.telemetry.trials import TrialMetrics
 from ext_proc.transport import Handler, Server
+from ext_proc.transport.identity import Identity
 from ext_proc.warm_up_file import prompt_of, read_prompts
 from filters.api import Clock, Ports, Quality, RequestHead, Step, Store
 from filters.cache import CacheFilter
@@ -74,8 +75,8 @@ from filters.fingerprint import fingerprint
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import Offer, Pools
-from filters.stage import StageConfig, StageFilter
 from filters.route import RouteFilter
+from filters.stage import StageConfig, StageFilter
 
 if TYPE_CHECKING:
     from ext_proc.adapters.redis_client import RedisClient
@@ -226,11 +227,15 @@ async def running(
 
 def open_transport(settings: ServerSettings, handler: Handler, telemetry: Telemetry) -> Server:
     """Return the server that the settings ask for; it binds when it is started."""
+    tls = settings.tls
+    identity = None if tls is None else Identity(Path(tls.certificate), Path(tls.key))
     match settings.transport:
         case Transport.GRPC:
             from ext_proc.transport.grpc_aio import GrpcServer  # 0.1 s that not all need
 
-            return GrpcServer(handler, settings.listen, most_message_bytes=settings.max_message)
+            return GrpcServer(
+                handler, settings.listen, most_message_bytes=settings.max_message, identity=identity
+            )
         case Transport.NATIVE:
             from ext_proc.transport.http2 import Reason
             from ext_proc.transport.native import NativeServer
@@ -240,6 +245,7 @@ def open_transport(settings: ServerSettings, handler: Handler, telemetry: Teleme
                 settings.listen,
                 most_message_bytes=settings.max_message,
                 watch=telemetry,
+                identity=identity,
             )
             for reason in Reason:  # a rate misses the first count of a series not there before
                 telemetry.metrics.protocol_errors[(reason,)].inc(0)
@@ -442,9 +448,7 @@ def offers_of(settings: Settings) -> Pools:
     """Return what the pools take and cost; without offers where no setting says any of it."""
     pools = settings.pools
     guarded = {
-        name
-        for name, pool in pools.items()
-        if pool.limits is not None or pool.stage is not None
+        name for name, pool in pools.items() if pool.limits is not None or pool.stage is not None
     }
     guarded.update(breakers_of(settings))
     said = any(one.context or one.price or one.serves or one.fallback for one in pools.values())

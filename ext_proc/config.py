@@ -133,11 +133,22 @@ class Transport(enum.StrEnum):
     """An HTTP/2 server of our own, several times lighter."""
 
 
+class TlsSettings(_Block, frozen=True):
+    """Who the server is to those who connect; both files are read at the start."""
+
+    certificate: Annotated[str, msgspec.Meta(min_length=1)]
+    """Path of its chain, in PEM; it may be signed by itself, as long as who connects takes it."""
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    """Path of its private key, in PEM."""
+
+
 class ServerSettings(_Block, frozen=True):
     """Where the ext_proc server listens."""
 
     listen: Annotated[str, _checked(parse_listen)] = "unix:/run/forebay/ext_proc.sock"
     """`unix:/path` or `host:port`; the same as the address of Envoy's ext_proc cluster."""
+    tls: TlsSettings | None = None
+    """For gateways on other machines; None: whoever connects speaks plain HTTP/2."""
     admin: Annotated[str, _checked(parse_host_port)] = "127.0.0.1:9464"
     """`host:port` of metrics and health."""
     transport: Transport = Transport.NATIVE

@@ -116,6 +116,7 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
         "admin": f"127.0.0.1:{local.metrics_port}",
         "drain": DRAIN,
     }
+    server.pop("tls", None)  # on one machine, over a socket
     block["tracing"] = {"endpoint": local.otlp}
     tree["admin"] = tree.get("admin") or {}
     tree["admin"]["address"] = _address("127.0.0.1", local.admin_port)
@@ -124,7 +125,9 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
         mode = egress["address"].get("pipe", {}).get("mode", EGRESS_MODE)
         egress["address"] = {"pipe": {"path": str(local.egress), "mode": mode}}
         server["egress"] = f"unix:{local.egress}"
-    _lead(_named(tree, "clusters", "forebay"), [{"pipe": {"path": str(local.socket)}}])
+    forebay = _named(tree, "clusters", "forebay")
+    forebay.pop("transport_socket", None)
+    _lead(forebay, [{"pipe": {"path": str(local.socket)}}])
     if admin := _maybe_named(tree, "clusters", "forebay_admin"):
         _lead(admin, [_address("127.0.0.1", local.metrics_port)])
     clusters = settings.clusters

@@ -18,6 +18,7 @@ from ext_proc.transport.address import (
     replace_stale_socket,
     socket_path,
 )
+from ext_proc.transport.identity import Identity
 
 
 class GrpcStream:
@@ -62,9 +63,11 @@ class GrpcServer:
         most_message_bytes: int,
         service: str = EXT_PROC,
         method: str = "Process",
+        identity: Identity | None = None,
     ) -> None:
         self._handler: Final = handler
         self._listen: Final = listen
+        self._identity: Final = identity
         self._server: Final = grpc.aio.server(
             options=(
                 # gRPC's own bound is 4 MiB a message.
@@ -90,7 +93,12 @@ class GrpcServer:
         try:
             # What Envoy's pipes write as `@name` gRPC knows under a scheme of its own.
             address = self._listen.replace("unix:@", "unix-abstract:", 1)
-            port = self._server.add_insecure_port(address)
+            if self._identity is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                pair = self._identity.key_and_chain()
+                credentials = grpc.ssl_server_credentials([pair])
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:  # grpc's word for an address in use
             raise OSError(f"cannot listen on {self._listen}: {error}") from None
         if port == 0:

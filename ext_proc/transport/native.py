@@ -11,6 +11,7 @@ from ext_proc.transport import ENVELOPE_BYTES, Handler
 from ext_proc.transport.address import EXT_PROC, HEALTH_NAMES, Bound, bind
 from ext_proc.transport.health import Health
 from ext_proc.transport.http2 import Connection, Limits, Reason
+from ext_proc.transport.identity import Identity
 from ext_proc.transport.link import Link
 
 CUT_S: Final = 5.0  # for handlers to end after their streams were cut
@@ -35,6 +36,7 @@ class NativeServer:
         watch: TransportWatch | None = None,
         service: str = EXT_PROC,
         method: str = "Process",
+        identity: Identity | None = None,
     ) -> None:
         self.limits = Limits(most_message_bytes + ENVELOPE_BYTES)
         self._health: Final = Health(HEALTH_NAMES)
@@ -46,6 +48,7 @@ class NativeServer:
         self.links: Final[set[Link]] = set()
         self._listen: Final = listen
         self._watch: Final = watch
+        self._identity: Final = identity
         self._bound: Bound | None = None
         self._server: asyncio.Server | None = None
         self._empty: asyncio.Future[None] | None = None
@@ -64,10 +67,11 @@ class NativeServer:
     async def start(self) -> None:
         """Bind and listen; a stale socket file is replaced, a live one is an `OSError`."""
         loop = asyncio.get_running_loop()
+        context = self._identity and self._identity.context()
         self._bound = bind(self._listen)
         unix = self._listen.startswith("unix:")
         create: Any = loop.create_unix_server if unix else loop.create_server
-        self._server = await create(lambda: Link(self), sock=self._bound.socket)
+        self._server = await create(lambda: Link(self), sock=self._bound.socket, ssl=context)
         self._health.report(serving=True)
 
     async def drain(self, bound_s: float) -> None:
