@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -184,6 +187,43 @@ async def test_the_figures_are_those_of_the_two_answers(
             assert 1 == metrics[trial("first_token_seconds_count", **of_side)]
         assert 6 == metrics[trial("length_ratio_count")]
         assert metrics[trial("length_ratio_sum")] > 6
+
+
+async def test_the_report_says_what_the_answers_were(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Read from the server's admin port, with a page beside it; a bound ends it with 1."""
+    with opened(staged("shadow", 1.0, at_once=64)) as gateway:
+        caller = Caller(http, gateway.url, "key")
+        asked = trial("answers_total", "shadow", side="old", ending="answered")
+        for number in range(40):
+            new.status = 503 if number % 10 == 9 else 200
+            assert OLD_SAYS == said(await caller(ask_for(CHAT, f"Question {number}?")))
+            await counted(gateway, asked, number + 1)
+        await counted(gateway, PAIRS, 36)
+        page = tmp_path / "page.html"
+        words = ("--admin", f"127.0.0.1:{gateway.admin_port}", "--json", "--html", str(page))
+        code, report = await reported(*words)
+        (one,) = report["trials"]
+        assert (0, "shadow") == (code, one["step"])
+        assert (36, 4) == (one["new"]["answered"], one["new"]["errors"])
+        assert 0.8 == pytest.approx(one["pairs"]["likeness"]["mean"])
+        assert (36, 0.0) == (one["pairs"]["compared"], one["pairs"]["same_finish"])
+        assert "answers 0.80 alike" in one["verdict"]
+        assert one["verdict"].endswith("4 of 40 errors (0 of 40 in full)")
+        assert "<svg" in page.read_text()
+        code, report = await reported(*words, "--errors", "0.05", "--unlike", "0.7")
+        assert (1, ["errors"]) == (code, report["trials"][0]["passed"])
+
+
+async def reported(*words: str) -> tuple[int | None, dict[str, Any]]:
+    """Run the report as an operator does."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ext_proc", "report", "stages", *words, stdout=PIPE
+    )
+    out, _ = await process.communicate()
+    found: dict[str, Any] = json.loads(out)
+    return process.returncode, found
 
 
 async def test_a_shadow_that_is_dead_costs_no_client_anything(
