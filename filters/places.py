@@ -8,7 +8,8 @@ from typing import Final
 from filters.api import UNLIMITED, Exchange, Lease, Need, Ports, ReplyHead, Staged
 from filters.routing import Choice, Rule, Size
 
-FIRST_BAD: Final = 500  # what is below is the client's own fault
+FIRST_BAD: Final = 500
+FIRST_OF_CLIENTS: Final = 400  # what is below `FIRST_BAD` then is the client's own fault
 
 
 class Place:
@@ -54,15 +55,18 @@ class Place:
         """Say how the pool did: by the head, for what follows may last minutes.
 
         The proxy's own errors are among them: no connection, no answer in time. An error below 500
-        is the client's; a 429 says that this one asks too much, and others may be served well.
+        is the client's and says nothing; nor does a 429: this one asks too much, and others may be
+        served well.
         """
-        self._let_go(good=head.status < FIRST_BAD)
+        says = not FIRST_OF_CLIENTS <= head.status < FIRST_BAD
+        self._let_go(good=head.status < FIRST_BAD if says else None)
 
     def leave(self, head: ReplyHead | None) -> None:
         """Give the place back, and say how the pool did. May be called again."""
         self._lease.release()
-        # Without a head the client left, or it was answered here: neither says anything.
-        self._let_go(good=None if head is None else head.status < FIRST_BAD)
+        if head is not None:
+            self.answered(head)
+        self._let_go(good=None)  # the client left, or it was answered here
 
     async def _take(self, exchange: Exchange, pool: str) -> bool:
         lease = await self._ports.limits.take(pool)

@@ -117,15 +117,25 @@ def test_where_all_are_broken_the_first_is_asked() -> None:
 
 @pytest.mark.parametrize(
     ("status", "good"),
-    [(200, True), (404, True), (429, True), (500, False), (503, False), (504, False), (0, None)],
+    [(200, True), (404, None), (429, None), (500, False), (503, False), (504, False), (0, None)],
 )
 def test_the_breaker_hears_how_its_pool_did(status: int, good: bool | None) -> None:
-    """What the client did wrong is no fault of the pool; without a head nobody knows."""
+    """What the client did wrong says nothing of the pool; without a head nobody knows."""
     pool = Pool(closed={"full": True})
     assert Need.HEAD in pool.exchange.needs
     pool.end(status=status)
     pool.end(status=status)
     assert [("full", good)] == pool.breakers.ends
+
+
+def test_the_breaker_hears_of_the_head_not_of_the_end() -> None:
+    """A stream may last minutes."""
+    pool = Pool(closed={"full": True})
+    pool.exchange.reply_head = reply_head(status=200)
+    drive(pool.filter.on_response(pool.exchange))
+    assert [("full", True)] == pool.breakers.ends
+    pool.end(Outcome.GONE)
+    assert [("full", True)] == pool.breakers.ends
 
 
 def test_only_a_pool_with_a_breaker_needs_to_be_watched() -> None:
