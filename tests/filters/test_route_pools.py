@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from filters.api import CONTINUE, Exchange, Task
 from filters.errors import FilterError
@@ -364,3 +366,52 @@ def test_what_is_risky_falls_back_to_no_lesser_pool() -> None:
         routed(ask("openai.chat", "the diagnosis " + words(2000)), *offers)
     with pytest.raises(FilterError):
         routed(of(Task("open", "medical", 0.9, expert=True), words(2000)), *offers)
+
+
+# --- Any settings --------------------------------------------------------------------------------
+
+NAMES = ("full", "best_effort", "a", "b", "c")
+LENGTHS = st.sampled_from((0, 1, 100, 512, 2000, 8192, 9000))
+OFFERS = st.lists(
+    st.builds(
+        Offer,
+        name=st.sampled_from(NAMES),
+        best_effort=st.booleans(),
+        context=LENGTHS,
+        input_price=st.sampled_from((None, 0.1, 3.0)),
+        output_price=st.sampled_from((None, 0.1, 3.0)),
+        intents=st.frozensets(st.sampled_from(("list", "code"))),
+        domains=st.frozensets(st.sampled_from(("code", "legal"))),
+        above=LENGTHS,
+        up_to=LENGTHS,
+        fallback=st.sampled_from(("", *NAMES)),
+    ),
+    unique_by=lambda offer: offer.name,
+)
+REQUESTS = st.tuples(
+    st.builds(
+        Choice, st.sampled_from(NAMES), st.sampled_from((Rule.OWN, Rule.EXPERT)), st.just("")
+    ),
+    st.sampled_from(("", "best_effort")),
+    st.none() | st.builds(Task, st.sampled_from(("list", "open")), st.just("code"), st.just(0.9)),
+    st.builds(Size, st.integers(0, 10_000), st.sampled_from((0, 50, 4000))),
+    st.booleans(),
+)
+
+
+@pytest.mark.slow
+@given(offers=OFFERS, requests=st.lists(REQUESTS, min_size=1, max_size=12))
+def test_a_kept_plan_is_the_one_that_would_be_made(
+    offers: list[Offer], requests: list[tuple[Choice, str, Task | None, Size, bool]]
+) -> None:
+    """Whatever the pools are and who asked before; and only pools with room are in it."""
+    pools = Pools(offers)
+    for own, low, task, size, careful in requests:
+        kept = plan(pools, own, low, task, size, careful=careful)
+        assert plan(Pools(offers), own, low, task, size, careful=careful) == kept
+        assert all(pools[choice.pool].holds(*size) for choice in kept.line)
+        assert own.pool in {choice.pool for choice in kept.choices}
+        assert len(kept.choices) == len({choice.pool for choice in kept.choices})
+        lesser = {choice.pool for choice in kept.choices if pools[choice.pool].best_effort}
+        if careful and not low and not pools[own.pool].best_effort:
+            assert set() == lesser
