@@ -30,6 +30,8 @@ REPLAY_S: Final = 2.0
 """How long the next batch of those asked for again is waited for."""
 REST_S: Final = 5.0
 """A replica is not asked again sooner than that: who cannot keep up would only fall back more."""
+MOST_SOCKETS: Final = 4_096
+"""Two for each replica, of which a pool may have 1,024; ZeroMQ's own bound is 1,023."""
 NUMBER_BYTES: Final = 8
 _END: Final = b"\xff" * NUMBER_BYTES
 _PARTS: Final = 3
@@ -63,6 +65,7 @@ class KvEvents:
         self._budget_s: Final = budget_s
         self._clock: Final = clock
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._feeds: Final[dict[str, _Feed]] = {}
         self._turns: Final[deque[_Feed]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -106,7 +109,8 @@ class KvEvents:
     async def _look_on(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            self.look()
+            with suppress(zmq.ZMQError):  # a socket that broke is made anew with its replica
+                self.look()
 
 
 class _Feed:
@@ -181,7 +185,7 @@ class _Feed:
         self._heard.batches += 1
         try:
             self._listener.heard(self._address, self._reader.read(payload))
-        except ValueError:
+        except Exception:  # noqa: BLE001 - whatever is in a batch, the next one is to be read
             self._heard.malformed += 1
 
     # --- What was missed --------------------------------------------------------------------------

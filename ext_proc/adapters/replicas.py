@@ -27,6 +27,8 @@ ROOM_TOKENS: Final = 200_000
 PROBING_S: Final = 0.5
 """Between two looks at which replicas are to be probed."""
 EXPLORE: Final = 0.02
+BY_PREFIX: Final = ("expected", "blend", "affinity")
+"""Strategies that look at what replicas hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,9 @@ class FollowedReplicas:
     def reads(self, pool: str) -> bool:
         """See `filters.api.Replicas`."""
         known = self._pools.get(pool)
-        return known is not None and known.said is not None and known.said.reads
+        if known is None or known.said is None or known.settings.strategy not in BY_PREFIX:
+            return False
+        return known.said.reads
 
     async def read(self, pool: str, prompt: Prompt, *, shared: bool) -> Chain | None:
         """See `filters.api.Replicas`."""
@@ -351,8 +355,7 @@ class FollowedReplicas:
                 settings.kv,
             )
         picker.strategy, picker.name = strategy, settings.strategy
-        prefixes_count = settings.strategy in ("expected", "blend", "affinity")
-        picker.explore = settings.explore if prefixes_count else 0.0
+        picker.explore = settings.explore if settings.strategy in BY_PREFIX else 0.0
 
     def _follow_members(self, name: str, pool: _Pool, members: Members) -> None:
         if pool.task is not None:

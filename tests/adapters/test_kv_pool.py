@@ -294,6 +294,14 @@ async def test_settings_may_change(pool: Pool) -> None:
     )
 
 
+async def test_strategies_that_go_by_nothing_else_have_no_prompt_read(pool: Pool) -> None:
+    """It would be for nothing."""
+    pool.replicas.follow({POOL: replace(pool.settings, strategy="least_load")})
+    by_load = pool.replicas.reads(POOL)
+    pool.replicas.follow({POOL: pool.settings})
+    assert (False, True) == (by_load, pool.replicas.reads(POOL))
+
+
 # --- By figures ----------------------------------------------------------------------------------
 
 

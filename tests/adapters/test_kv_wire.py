@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ext_proc.adapters.kv_wire import Batch, BatchReader, Cleared, Removed, Stored
 from filters.block_book import ids_of
@@ -151,3 +153,32 @@ def test_what_is_no_batch_is_said(body: bytes) -> None:
     """Whatever it is."""
     with pytest.raises(ValueError, match=r"[a-z]"):
         read(body)
+
+
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=4)
+    | st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "GPU", "type"]),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.dictionaries(
+            st.sampled_from(["type", "ts", "events", "block_hashes", "token_ids"]), inner
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(ANY.map(lambda one: msgspec.msgpack.encode([1.5, [one]])) | st.binary(max_size=60))
+@example(b"\x92\xcb")
+def test_anything_is_read_or_refused(body: bytes) -> None:
+    """And raises nothing else."""
+    try:
+        assert isinstance(read(body), Batch)
+    except ValueError as error:
+        assert str(error)
