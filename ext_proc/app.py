@@ -30,7 +30,7 @@ from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.pool_breakers import PoolBreakers
 from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
-from ext_proc.adapters.stages import PoolStages, Stage
+from ext_proc.adapters.stages import PoolStages, Shape, Stage
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
@@ -69,6 +69,7 @@ from ext_proc.transport.identity import Identity
 from ext_proc.warm_up_file import prompt_of, read_prompts
 from filters.api import Clock, Ports, Quality, RequestHead, Step, Store
 from filters.cache import CacheFilter
+from filters.canary import CanaryConfig, CanaryFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
@@ -163,7 +164,7 @@ async def running(
 
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
-        stages.follow(stages_of(changed))
+        stages.follow(stages_of(changed), shapes_of(changed))
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
         breakers.follow(breakers_of(changed))
@@ -190,7 +191,7 @@ async def running(
         closing.push_async_callback(stages.close)
         closing.callback(models.close)
         closing.push_async_callback(replicas.close)
-        stages.follow(stages_of(settings))
+        stages.follow(stages_of(settings), shapes_of(settings))
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))
         breakers.follow(breakers_of(settings))
@@ -433,12 +434,16 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
 def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
     """Return a profile's filters, and who looks on as long as some pool is on its way in.
 
-    It stands before `pick`: where no other filter asked for the stage, it chooses the pool.
+    It stands before `pick`: where no other filter asked for the stage, it chooses the pool. While
+    some tenants are served elsewhere, another filter keeps their answers apart.
     """
     filters = profile.filters
-    pools = pools_of(profile, settings.pools)
-    if not filters or all(settings.pools[name].stage is None for name in pools):
+    pools = (settings.pools[name] for name in pools_of(profile, settings.pools))
+    steps = {pool.stage.step for pool in pools if pool.stage is not None}
+    if not filters or not steps:
         return filters
+    if Step.CANARY in steps:
+        filters = ((CanaryFilter, CanaryConfig()), *filters)
     places = (at for at, (kind, _) in enumerate(filters) if kind is PickFilter)
     at = next(places, len(filters))
     return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
@@ -569,14 +574,27 @@ def bound_of(full: FullSettings | None) -> Bound | None:
     return None if full is None else Bound(full.queue, full.kv, full.retry_after)
 
 
-def shaped_by(profile: ProfileSettings, pools: Mapping[str, PoolSettings]) -> str:
+def shapes_of(settings: Settings) -> Shape:
+    """Return what says what answers are shaped by that come from pools on their way in."""
+
+    def shape(profile: str, moved: frozenset[str]) -> str:
+        return shaped_by(settings.profiles[profile], settings.pools, moved)
+
+    return shape
+
+
+def shaped_by(
+    profile: ProfileSettings,
+    pools: Mapping[str, PoolSettings],
+    moved: frozenset[str] = frozenset(),
+) -> str:
     """Return a hash of what decides how a profile's prompts are prepared and who answers them.
 
-    A pool that took another one's place is that: the hash stays when its stage is taken out, and
-    its servers get the other's name.
+    A pool that took another one's place, also if only for a tenant who `moved`, is that: the hash
+    stays when its stage is taken out, and its servers get the other's name.
     """
-    moved = {name for name, pool in pools.items() if pool.stage and pool.stage.step is Step.FULL}
-    pools = settled(pools, moved)
+    whole = {name for name, pool in pools.items() if pool.stage and pool.stage.step is Step.FULL}
+    pools = settled(pools, moved | whole)
     servers = {
         name: [one.cluster, one.quality, *filter(None, (one.context, one.serves, one.fallback))]
         for name, one in pools.items()

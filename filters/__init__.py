@@ -5,6 +5,7 @@ from typing import Any, Final
 from filters.api import Filter
 from filters.budget import BudgetFilter
 from filters.cache import CacheFilter
+from filters.canary import CanaryFilter
 from filters.classify import ClassifyFilter
 from filters.clean import CleanFilter
 from filters.params import ParamsFilter
@@ -28,5 +29,5 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
 }
 """Every filter a profile may name: config key to class."""
 
-UNNAMED: Final[tuple[type[Filter[Any]], ...]] = (StageFilter,)
+UNNAMED: Final[tuple[type[Filter[Any]], ...]] = (CanaryFilter, StageFilter)
 """Filters that stand in no profile: another setting puts them there."""

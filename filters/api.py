@@ -648,6 +648,12 @@ class Stages(Protocol):
         Always the same pool for the same tenant, as long as the stage is the same.
         """
 
+    def shaped_by(self, profile: str, tenant: str) -> str:
+        """Return what `Exchange.shaped_by` is for a tenant whom a canary serves, empty for others.
+
+        Wherever an exchange goes: it is asked before its pool is chosen.
+        """
+
     def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
         """Take the answer of an exchange whose `staged` has a trial; returns at once.
 
@@ -664,6 +670,10 @@ class NoStages:
     def choose(self, pool: str, tenant: str) -> Staged:
         """Stay with the pool."""
         return Staged(pool)
+
+    def shaped_by(self, profile: str, tenant: str) -> str:
+        """Tell no tenant from others."""
+        return ""
 
     def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
         """Compare nothing."""

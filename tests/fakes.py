@@ -463,10 +463,15 @@ class FakeStages:
     """Pool and tenant of every exchange."""
     told: list[tuple[Staged, Heard, Question | None]] = field(default_factory=list)
     skips: list[str] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+    """What the answers of tenants are shaped by whom a canary serves."""
 
     def choose(self, pool: str, tenant: str) -> Staged:
         self.asked.append((pool, tenant))
         return self.staged.get(pool) or Staged(pool)
+
+    def shaped_by(self, profile: str, tenant: str) -> str:
+        return self.moved.get(tenant, "")
 
     def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
         self.told.append((staged, heard, question))

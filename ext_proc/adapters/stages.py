@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import aiohttp
 from blake3 import blake3
@@ -76,6 +76,14 @@ class Stage:
     at_once: int
 
 
+Shape: TypeAlias = Callable[[str, frozenset[str]], str]
+"""What the answers of a profile are shaped by when others took the places of these pools."""
+
+
+def _no_shape(profile: str, moved: frozenset[str]) -> str:
+    return ""
+
+
 class PoolStages:
     """The `Stages` of a server. `nobody` is the tenant of requests without a credential.
 
@@ -100,6 +108,9 @@ class PoolStages:
         self._nobody: Final = nobody
         self._dice: Final = dice
         self._courses: dict[str, _Course] = {}
+        self._canaries: list[_Course] = []
+        self._shape: Shape = _no_shape
+        self._shapes: dict[tuple[str, frozenset[str]], str] = {}
         self._plain: dict[str, Staged] = {}
         self._http: aiohttp.ClientSession | None = None
         self._shadows: Final[dict[asyncio.Task[None], tuple[Trial, int]]] = {}
@@ -117,9 +128,11 @@ class PoolStages:
         """What is set, by the trial."""
         return {course.trial: course.stage.share for course in self._courses.values()}
 
-    def follow(self, stages: Mapping[str, Stage]) -> None:
+    def follow(self, stages: Mapping[str, Stage], shape: Shape = _no_shape) -> None:
         """Take the stages by the pool whose place is taken. Shadows under way go on."""
         self._courses = {old: _Course(old, stage) for old, stage in stages.items()}
+        self._canaries = [one for one in self._courses.values() if one.stage.step is Step.CANARY]
+        self._shape, self._shapes = shape, {}
 
     def choose(self, pool: str, tenant: str) -> Staged:
         """See `filters.api.Stages`."""
@@ -138,6 +151,20 @@ class PoolStages:
                 if at < stage.share:
                     return course.new
                 return course.seen if self._dice() < course.look else course.old
+
+    def shaped_by(self, profile: str, tenant: str) -> str:
+        """See `filters.api.Stages`; nobody is moved by lot, and keeps what all others have."""
+        if tenant == self._nobody:
+            return ""
+        moved = frozenset(
+            one.trial.old for one in self._canaries if one.position(tenant) < one.stage.share
+        )
+        if not moved:
+            return ""
+        key = profile, moved
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(profile, moved)
+        return self._shapes[key]
 
     def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
         """See `filters.api.Stages`."""

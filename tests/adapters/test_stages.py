@@ -172,6 +172,26 @@ def test_a_shadow_is_drawn_by_lot() -> None:
     assert expected == [table.stages.choose("full", "tenant") for _ in range(2)]
 
 
+def test_answers_are_shaped_by_who_moved() -> None:
+    """For each combination of pools they are asked once; nobody's are as they were."""
+    asked: list[tuple[str, frozenset[str]]] = []
+
+    def shape(profile: str, moved: frozenset[str]) -> str:
+        asked.append((profile, moved))
+        return "+".join(sorted(moved))
+
+    table = Table()
+    everybody = {"full": stage(Step.CANARY), "cheap": stage(Step.CANARY, 0.5)}
+    table.stages.follow({**everybody, "large": stage(Step.SHADOW)}, shape)
+    shapes = {tenant: table.stages.shaped_by("default", tenant) for tenant in TENANTS}
+    moved = table.moved(pool="cheap")
+    assert {one: "cheap+full" if one in moved else "full" for one in TENANTS} == shapes
+    assert 2 == len(asked)
+    assert "" == table.stages.shaped_by("default", "nobody")
+    table.stages.follow({})
+    assert "" == table.stages.shaped_by("default", TENANTS[0])
+
+
 def test_what_a_canary_said_is_passed_on() -> None:
     """Of either pool; no shadow is asked."""
     table = Table()

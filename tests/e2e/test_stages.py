@@ -307,6 +307,33 @@ async def test_tenants_move_by_the_share_and_stay_without_a_restart(
         assert set() == await served_new(gateway, http, "fifth")
 
 
+async def test_a_canarys_answers_are_kept_for_those_whom_it_serves(
+    opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
+) -> None:
+    """Back from it, a tenant finds the old pool's again; for the last step they are the same."""
+    ask = ask_for(CHAT, "Why is the sea calm?", temperature=0)
+
+    async def asked(times: int) -> tuple[set[str], str | None]:
+        replies = [await Caller(http, gateway.url, "key")(ask) for _ in range(times)]
+        return {said(reply) for reply in replies}, replies[-1].cache
+
+    def whole(tree: dict[str, Any]) -> None:
+        del tree["node"]["metadata"]["forebay"]["pools"]["full"]["stage"]
+
+    new.finish = "stop"  # an answer that was cut is not kept
+    with opened(whole) as gateway:
+        assert ({OLD_SAYS}, "HIT") == await asked(7)
+        for edit, text, times in (
+            (staged("shadow", 0.0), OLD_SAYS, 1),
+            (staged("canary", 1.0), NEW_SAYS, 7),
+            (staged("full", 1.0), NEW_SAYS, 1),
+            (whole, OLD_SAYS, 1),
+        ):
+            edit(gateway.tree)
+            change(gateway)
+            assert ({text}, "HIT") == await asked(times)
+
+
 async def test_a_canary_is_compared_with_those_that_stayed(
     opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
 ) -> None:

@@ -8,9 +8,15 @@ import msgspec
 import pytest
 
 from ext_proc.app import shaped_by
-from ext_proc.config import LengthSettings, PoolSettings, ProfileSettings, ServesSettings
+from ext_proc.config import (
+    LengthSettings,
+    PoolSettings,
+    ProfileSettings,
+    ServesSettings,
+    StageSettings,
+)
 from filters import BUILT_IN, fingerprint
-from filters.api import Config
+from filters.api import Config, Step
 from filters.budget import BudgetConfig
 from filters.cache_rules import Ignored
 from filters.cache_settings import CacheConfig
@@ -105,3 +111,22 @@ def test_every_setting_of_every_filter_can_be_told() -> None:
         required = [field for field in msgspec.structs.fields(kind.config_type) if field.required]
         config = kind.config_type(**{field.encode_name: "x" for field in required})
         assert of(config) == of(config)
+
+
+def test_a_pool_that_took_anothers_place_is_that_one_whatever_its_name() -> None:
+    """As a shadow it shapes nothing; whole, the same as when its servers have the name."""
+    pools = {"full": PoolSettings(cluster="old"), "coming": PoolSettings(cluster="new")}
+    profile = ProfileSettings("default", "full", ())
+
+    def step(step: Step) -> dict[str, PoolSettings]:
+        return pools | {
+            "full": PoolSettings(cluster="old", stage=StageSettings(step=step, pool="coming"))
+        }
+
+    before, after = (
+        shaped_by(profile, pools),
+        shaped_by(profile, {"full": PoolSettings(cluster="new")}),
+    )
+    assert before != after
+    assert [before, before, after] == [shaped_by(profile, step(one)) for one in Step]
+    assert after == shaped_by(profile, step(Step.CANARY), frozenset(("full",)))
