@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -178,7 +179,5 @@ ANY = st.recursive(
 @example(b"\x92\xcb")
 def test_anything_is_read_or_refused(body: bytes) -> None:
     """And raises nothing else."""
-    try:
+    with suppress(ValueError):
         assert isinstance(read(body), Batch)
-    except ValueError as error:
-        assert str(error)
