@@ -337,9 +337,18 @@ async def test_a_canarys_answers_are_kept_for_those_whom_it_serves(
 async def test_a_canary_is_compared_with_those_that_stayed(
     opened: Any, old: Model, new: Model, http: aiohttp.ClientSession
 ) -> None:
-    """Every exchange of either pool, at a half; what fails there is the client's."""
+    """Every exchange of either pool, at a half; what fails there is the client's.
+
+    So it is where a route chooses the pool.
+    """
     new.status = 500
-    with opened(staged("canary", 0.5)) as gateway:
+
+    def routed(tree: dict[str, Any]) -> None:
+        staged("canary", 0.5)(tree)
+        route = {"downgrade": False, "pool": "full"}
+        tree["node"]["metadata"]["forebay"]["profiles"]["default"]["route"] = route
+
+    with opened(routed) as gateway:
         statuses = [
             (await Caller(http, gateway.url, tenant)(ask_for(CHAT, "Why?"))).status
             for tenant in TENANTS
