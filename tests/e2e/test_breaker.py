@@ -13,7 +13,7 @@ import pytest
 
 from tests.calls import Caller, Reply, ask_for
 from tests.e2e.conftest import Gateways
-from tests.e2e.test_timeouts import hasten
+from tests.e2e.test_timeouts import impatient
 from tests.failing_upstream import FailingUpstream, Failure, Fate, ports_of
 from tests.gateway import Edit, Gateway, dead_port
 
@@ -30,7 +30,6 @@ def edit(rest: str) -> Edit:
     """Give the lesser pool a breaker that rests so long."""
 
     def edited(tree: dict[str, Any]) -> None:
-        hasten(tree)
         block = tree["node"]["metadata"]["forebay"]
         block["pools"]["best_effort"] = {
             "cluster": "best_effort",
@@ -102,17 +101,37 @@ async def test_a_pool_that_fails_opens_it_and_no_client_notices_any_more(
     assert ("best_effort", 20, 20) == (line["pool"], line["answers"], line["errors"])
 
 
-@pytest.mark.parametrize("fate", [503, Failure.RESET, Failure.SILENT])
-async def test_whatever_errors_envoy_makes_of_it_count(
+@pytest.mark.parametrize("fate", [503, Failure.RESET])
+async def test_connections_that_break_count(
     opened: Opened, lesser: FailingUpstream, http: aiohttp.ClientSession, fate: Fate
 ) -> None:
-    """A connection that breaks is its 503, an answer that does not come in time its 504."""
+    """They are a 503 of Envoy's, as a server may say it."""
     gateway = opened("1h")
     lesser.always = fate
-    replies = await asyncio.gather(*(ask(gateway, http) for _ in range(20)))
-    assert {504 if fate is Failure.SILENT else 503} == {one.status for (one,) in replies}
+    assert [503] * 20 == [reply.status for reply in await ask(gateway, http, 20)]
     assert OPEN == gateway.metrics()[STATE]
     assert [200] == [reply.status for reply in await ask(gateway, http)]
+
+
+async def test_answers_that_do_not_come_in_time_count(
+    gateways: Gateways,
+    lesser: FailingUpstream,
+    full: FailingUpstream,
+    http: aiohttp.ClientSession,
+) -> None:
+    """They are a 504 of Envoy's."""
+
+    def edited(tree: dict[str, Any]) -> None:
+        edit("1h")(tree)
+        impatient(tree)
+
+    lesser.always = Failure.SILENT
+    with gateways.open(pools=ports_of(full=full, best_effort=lesser), edit=edited) as gateway:
+        call, asked = Caller(http, gateway.url), ask_for(CHAT, LOW_RISK)
+        replies = await asyncio.gather(*(call(asked, "chat") for _ in range(20)))
+        assert {504} == {reply.status for reply in replies}
+        gateway.settle()
+        assert OPEN == gateway.metrics()[STATE]
 
 
 async def test_a_pool_that_takes_no_connection_opens_it(

@@ -32,13 +32,20 @@ def routes(tree: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def hasten(tree: dict[str, Any]) -> None:
-    """Have what takes seconds take tenths of them."""
+def impatient(tree: dict[str, Any]) -> None:
+    """Have conversations wait for a fifth of a second; only for upstreams that never answer."""
     for some in routes(tree).values():
         for route in some:
             policy = route.get("retry_policy", {})
             if "per_try_idle_timeout" in policy:
                 policy["per_try_idle_timeout"] = "0.2s"
+
+
+def restless(tree: dict[str, Any]) -> None:
+    """Have tries follow each other at once."""
+    for some in routes(tree).values():
+        for route in some:
+            policy = route.get("retry_policy", {})
             if "retry_back_off" in policy:
                 policy["retry_back_off"] = {"base_interval": "0.01s"}
 
@@ -51,9 +58,17 @@ async def failing() -> AsyncIterator[FailingUpstream]:
 
 @pytest.fixture
 def hasty(gateways: Gateways, failing: FailingUpstream) -> Iterator[Gateway]:
-    """Run a gateway before it that waits for tenths of seconds."""
+    """Run a gateway before it that does not wait for it for long."""
     pools = ports_of(full=failing, best_effort=failing)
-    with gateways.open(pools=pools, edit=hasten) as gateway:
+    with gateways.open(pools=pools, edit=impatient) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def trying(gateways: Gateways, failing: FailingUpstream) -> Iterator[Gateway]:
+    """Run a gateway before it that tries again at once."""
+    pools = ports_of(full=failing, best_effort=failing)
+    with gateways.open(pools=pools, edit=restless) as gateway:
         yield gateway
 
 
@@ -116,44 +131,44 @@ async def test_a_stream_that_falls_silent_breaks_off(
 
 @pytest.mark.parametrize("size", [1, 2_000_000], ids=["small", "large"])
 async def test_a_batch_is_tried_three_times_where_the_server_is_not_ready(
-    hasty: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, size: int
+    trying: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, size: int
 ) -> None:
     """With the same body each time, whatever its size."""
     failing.next(503, 503)
     asked = ask_for(CHAT, QUESTION, more={"user": "u" * size})
-    reply = await Caller(http, hasty.url)(asked, "batch")
+    reply = await Caller(http, trying.url)(asked, "batch")
     assert (200, TEXT) == (reply.status, reply.json["choices"][0]["message"]["content"])
     assert (3, 1) == (failing.requests, len(set(failing.bodies)))
 
 
 async def test_the_last_try_of_a_batch_tells_what_the_server_said(
-    hasty: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession
+    trying: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession
 ) -> None:
     """Its own words, not Envoy's."""
     failing.always = 503
-    reply = await Caller(http, hasty.url)(ask_for(CHAT, QUESTION), "batch")
+    reply = await Caller(http, trying.url)(ask_for(CHAT, QUESTION), "batch")
     assert (503, {"error": 503}) == (reply.status, reply.json)
     assert 3 == failing.requests
 
 
 @pytest.mark.parametrize("fate", [400, 429, 500, 502, 504, Failure.RESET])
 async def test_what_may_have_been_worked_on_is_not_tried_again(
-    hasty: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, fate: Fate
+    trying: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, fate: Fate
 ) -> None:
     """Not even of a batch: the next one would be asked to pay for it twice."""
     failing.next(fate)
-    reply = await Caller(http, hasty.url)(ask_for(CHAT, QUESTION), "batch")
+    reply = await Caller(http, trying.url)(ask_for(CHAT, QUESTION), "batch")
     assert (503 if fate is Failure.RESET else fate) == reply.status
-    assert (1, 0) == (failing.requests, hasty.envoy_counter(RETRIES))
+    assert (1, 0) == (failing.requests, trying.envoy_counter(RETRIES))
 
 
 @pytest.mark.parametrize("profile", ["", "faq", "chat", "medical", "raw"])
 async def test_nobody_else_is_tried_again(
-    hasty: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, profile: str
+    trying: Gateway, failing: FailingUpstream, http: aiohttp.ClientSession, profile: str
 ) -> None:
     """Who reads along is told at once."""
     failing.next(503)
-    reply = await Caller(http, hasty.url)(ask_for(CHAT, QUESTION), profile)
+    reply = await Caller(http, trying.url)(ask_for(CHAT, QUESTION), profile)
     assert (503, 1) == (reply.status, failing.requests)
 
 
@@ -164,7 +179,7 @@ async def test_a_server_that_says_when_is_asked_then(
     async with FailingUpstream(headers={"retry-after": "1"}) as failing:
         failing.next(503)
         pools = ports_of(full=failing, best_effort=failing)
-        with gateways.open(pools=pools, edit=hasten) as gateway:
+        with gateways.open(pools=pools, edit=restless) as gateway:
             reply = await Caller(http, gateway.url)(ask_for(CHAT, QUESTION), "batch")
             assert (200, 1) == (reply.status, gateway.envoy_counter(LIMITED))
 
@@ -175,7 +190,7 @@ async def test_a_batch_tries_to_connect_three_times(
     """Nothing was sent by then; in the end the error has the provider's shape."""
     with dead_port() as dead:
         pools = {"full": [dead.getsockname()[1]], "best_effort": [dead.getsockname()[1]]}
-        with gateways.open(pools=pools, edit=hasten) as gateway:
+        with gateways.open(pools=pools, edit=restless) as gateway:
             call, asked = Caller(http, gateway.url), ask_for(CHAT, QUESTION)
             once = await call(asked, "chat")
             assert 0 == gateway.envoy_counter(RETRIES)
