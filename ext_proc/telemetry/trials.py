@@ -15,10 +15,12 @@ from filters.token_estimate import estimate_tokens
 
 # Each a quarter more than the one before: medians of two pools that differ by a tenth differ here.
 TIME_BOUNDS_S: Final = tuple(round(0.005 * 1.25**step, 4) for step in range(45))  # to 92 s
-LIKENESS_BOUNDS: Final = tuple(step / 20 for step in range(1, 21))
+LIKENESS_BOUNDS: Final = (*(step / 20 for step in range(1, 20)), 0.999, 1.0)
+# One in a hundred apart round 1, and 1 itself in the middle of its bucket.
 RATIO_BOUNDS: Final = (
-    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
-    *(1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0),
+    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    *(round(0.695 + step / 100, 3) for step in range(62)),
+    *(1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0),
 )
 TOKEN_BOUNDS: Final = tuple(float(2**step) for step in range(17))
 ONE: Final = 1_000_000_000
