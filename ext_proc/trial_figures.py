@@ -16,7 +16,8 @@ Cumulative: TypeAlias = list[tuple[float, float]]
 
 FEW: Final = 30
 """Of fewer answers than these no sentence is made: a slow one among them would be the news."""
-ALIKE_WITHIN: Final = 0.03  # times that differ by less are called the same
+# A shadow goes a longer way, by the egress listener: some milliseconds of a short answer.
+ALIKE_WITHIN: Final = 0.05
 LONGER_BY: Final = 0.10
 ENDINGS: Final = ("answered", "refused", "failed", "late", "left")
 _PREFIX: Final = "forebay_trial_"
