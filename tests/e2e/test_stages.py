@@ -21,7 +21,7 @@ from tests.calls import Caller, Reply, ask_for, streamed_text, text_of
 from tests.e2e.conftest import Gateways
 from tests.e2e.test_pick import change
 from tests.exchanges import answer
-from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway, dead_port
+from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway, Upstream, dead_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -267,6 +267,30 @@ async def test_a_shadow_that_is_late_is_given_up(
         assert OLD_SAYS == said(await Caller(http, gateway.url)(ask_for(CHAT, "Why?")))
         late = trial("answers_total", "shadow", side="new", ending="late")
         assert 1 == (await counted(gateway, late, 1))[late]
+
+
+@pytest.mark.parametrize("dialect", ["openai.chat", "anthropic.messages", "gemini.generate"])
+async def test_a_shadow_is_asked_at_the_path_that_the_other_pool_saw(
+    gateways: Gateways, upstream: Upstream, http: aiohttp.ClientSession, dialect: str
+) -> None:
+    """On the shipped file, where the name of a profile is taken off, with any way to send a key."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        stage = {"step": "shadow", "pool": "best_effort", "share": 1}
+        tree["node"]["metadata"]["forebay"]["pools"]["full"]["stage"] = stage
+
+    with gateways.open(upstream=upstream, edit=edit) as gateway:
+        mark = upstream.mark()
+        ask = ask_for(dialect, "Why is the sea calm?")
+        assert 200 == (await Caller(http, gateway.url, "key")(ask, "faq")).status
+        received = await asyncio.to_thread(upstream.wait_for, 2, mark=mark)
+        assert {"full", "best_effort"} == {one.replica for one in received}
+        assert [ask.path] * 2 == [one.path for one in received]
+        assert received[0].body == received[1].body
+        keys = ("authorization", "x-api-key", "x-goog-api-key")
+        first, second = ({key: one.headers.get(key) for key in keys} for one in received)
+        assert first == second
+        assert any(first.values())
 
 
 # --- The canary ----------------------------------------------------------------------------------
