@@ -11,6 +11,9 @@ from filters.replica import Ask, Replica
 FAR: Final = 1e12
 """More than any replica's tokens: it comes behind all that hold enough of the prompt."""
 
+OVERWORKED: Final = 1.15
+"""A replica that works so many times what all do on the average does too much."""
+
 
 class Strategy(Protocol):
     """Weighs the replicas of a pool for one prompt; the least weight is picked."""
@@ -24,13 +27,22 @@ class Strategy(Protocol):
 class Expected:
     """The least expected time to the first token: owed work, own work, and the answers between."""
 
-    def __init__(self, cost: PrefillCost, own_weight: float = 2.0, balance_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        cost: PrefillCost,
+        own_weight: float = 2.0,
+        balance_s: float = 20.0,
+        overworked_s: float = 100.0,
+    ) -> None:
         self._cost: Final = cost
         self.own_weight = own_weight
         """A prefill done twice also takes room in two caches: it weighs more than waiting does."""
         self.balance_s = balance_s
         """What a replica that never rests is worse than an idle one, in seconds: what is asked
         today comes back tomorrow, so new prefixes and copies go where the least is done."""
+        self.overworked_s = overworked_s
+        """The same once more, of what it works beyond `OVERWORKED` times the mean: a beginning that
+        much is asked of then gets another copy, dear as that is at first."""
 
     def weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
@@ -39,13 +51,16 @@ class Expected:
         cost, weight, balance_s = self._cost, self.own_weight, self.balance_s
         seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
         share, another_s = cost.decode_s, ask.another_s
+        worked = [replica.worked(now_s) for replica in replicas]
+        most = OVERWORKED * sum(worked) / len(worked)
         weights = [
             replica.owed(now_s)
             + weight * seconds[have]
             + share * replica.queue(now_s)
             + another_s * replica.waiting_of_others(now_s)
-            + balance_s * replica.worked(now_s)
-            for replica, have in zip(replicas, held, strict=True)
+            + balance_s * work
+            + (self.overworked_s * (work - most) if work > most else 0.0)
+            for replica, have, work in zip(replicas, held, worked, strict=True)
         ]
         if ask.hope:
             place = ask.place

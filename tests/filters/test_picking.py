@@ -203,7 +203,7 @@ def test_exploration_pays_for_no_prefill() -> None:
     picker = made(explore=1.0)
     long = asked("a", int(10 * EXPLORE_S / 1e-4))
     first = picker.pick(long, 0.0)
-    assert {first.replica} == {picker.pick(long, 0.0).replica for _ in range(20)}
+    assert {first.replica} == {picker.pick(long, 1.0).replica for _ in range(20)}
 
 
 def test_exploration_says_so() -> None:
