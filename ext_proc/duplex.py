@@ -87,12 +87,16 @@ class DuplexSession:
         return (phase if after is Phase.REPEATED else after), after
 
     def _is_over(self) -> bool:
-        """Tell whether the proxy may go on alone: every byte it waits for has been given back."""
+        """Tell whether the proxy may go on alone: every byte it waits for has been given back.
+
+        Not before the reply, though nobody needs it: Envoy 1.40 may have begun to send it here when
+        it hears of the end, and the client would get an empty body.
+        """
         if self._inner.answered:
             return True
         if self._asks and self._request is not Phase.REQUEST_DONE:
             return False
-        return self._reply in (Phase.IDLE, Phase.RESPONSE_DONE) or not self._answers
+        return self._reply is Phase.RESPONSE_DONE or not self._answers
 
     # --- Request ---------------------------------------------------------------------------------
 

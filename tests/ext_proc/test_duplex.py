@@ -153,10 +153,22 @@ def test_one_that_ends_with_trailers_does_too() -> None:
 
 
 def test_the_proxy_goes_on_alone_where_nobody_needs_the_reply() -> None:
-    """As soon as it has the request back."""
-    talk = Talk(BOTH, Rest)
+    """As soon as it has the request back, where it does not send replies in full duplex."""
+    talk = Talk(REQUEST, Rest)
     assert FORWARDED == names(talk.say(HEAD, request(CHAT)))
     assert ([Outcome.FORWARDED], True) == (talk.outcomes, talk.peer.closed)
+
+
+def test_a_reply_that_nobody_needs_is_given_back_to_its_end() -> None:
+    """The books are closed by then; the stream is not, or Envoy could lose what it sends."""
+    talk = Talk(BOTH, Rest)
+    assert FORWARDED == names(talk.say(HEAD, request(CHAT)))
+    assert ([Outcome.FORWARDED], False) == (talk.outcomes, talk.peer.closed)
+    assert ["pass response headers"] == names(talk.say(STATUS))
+    assert [Stream(b"{", last=False)] == talk.say(reply(b"{", last=False))
+    assert not talk.peer.closed
+    assert [Stream(b"}", last=True)] == talk.say(reply(b"}"))
+    assert talk.peer.closed
 
 
 def test_what_is_no_llm_call_passes_piece_by_piece() -> None:
@@ -168,7 +180,7 @@ def test_what_is_no_llm_call_passes_piece_by_piece() -> None:
     assert not talk.peer.closed
     last = Stream(b"c", last=True, message=Message.REQUEST_BODY)
     assert [last] == talk.say(request(b"c"))
-    assert ([Outcome.PASSED], True) == (talk.outcomes, talk.peer.closed)
+    assert ([Outcome.PASSED], False) == (talk.outcomes, talk.peer.closed)
 
 
 def test_a_reply_may_begin_while_its_request_still_passes() -> None:
