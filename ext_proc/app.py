@@ -153,6 +153,11 @@ async def running(
         stages=stages,
         breakers=breakers,
     )
+    telemetry.read(
+        "most_exchanges",
+        "Exchanges that may be open at once",
+        lambda: settings.server.most_exchanges,
+    )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
     handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
     server = open_transport(settings.server, handler, telemetry)
@@ -428,6 +433,7 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
         ports.clock,
         picker=settings.picker.profile,
         most_body_bytes=settings.server.max_message,
+        most_exchanges=settings.server.most_exchanges,
     )
 
 

@@ -157,6 +157,8 @@ class ServerSettings(_Block, frozen=True):
     """Where Envoy takes Forebay's own questions to models; the address of its egress listener."""
     max_message: SomeSize = Size("64MiB")
     """A greater message of Envoy's is refused: the bound for a body."""
+    most_exchanges: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 750
+    """Requests that are open here at once; what is over is answered 503 before it is read."""
     drain: Duration = Duration("30s")
     """How long running exchanges may take to end at a stop."""
 

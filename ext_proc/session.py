@@ -120,6 +120,10 @@ class Record(Protocol):
 class Observer(Protocol):
     """Keeps the books."""
 
+    @property
+    def in_flight(self) -> int:
+        """How many entries are open."""
+
     def begin(self, profile: str, traceparent: str | None) -> Record:
         """Open an entry; `traceparent` is the W3C header of the proxy's span, if there is one."""
 
@@ -161,9 +165,13 @@ class Gateway:
     """The profile of streams that name none: those of a gateway that has replicas picked here."""
     most_body_bytes: int = 64 * 1024 * 1024
     """A longer body is refused where we have to hold it."""
+    most_exchanges: int = 750
+    """What comes while so many are open is refused: they may end sooner elsewhere."""
 
 
 MOST_TOKEN_GAPS: Final = 4096
+CROWDED: Final = "too many requests are being served here at once; try again"
+CROWDED_RETRY_S: Final = 1  # the proxy before this one may try another instance at once
 _MAY_READ: Final = Need.REPLY | Need.HEAD
 
 
@@ -281,6 +289,11 @@ class Session:
         self._record = self._gateway.observer.begin(
             name, self._traceparent or headers.get("traceparent")
         )
+        if self._gateway.observer.in_flight > self._gateway.most_exchanges:
+            self._facts.notes = {"refused": "crowded"}
+            retry = {"retry-after": str(CROWDED_RETRY_S)}
+            await self._refuse(503, CROWDED, "forebay_crowded", retry)
+            return
         profile = self._gateway.profiles.get(name)
         if profile is None:
             text = f"the gateway has no profile {name!r}; ask its operator to run `forebay check`"
@@ -439,14 +452,16 @@ class Session:
         )
         await self._send_last(forward, Outcome.PASSED)
 
-    async def _refuse(self, status: int, text: str, details: str) -> None:
+    async def _refuse(
+        self, status: int, text: str, details: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Answer with an error: a route to a profile that is missing must not serve unprotected."""
         dialect = self._facts.dialect if self._facts is not None else None
         body = dialect.error(status, text) if dialect else text.encode()
         kind = "application/json" if dialect else "text/plain; charset=utf-8"
         if self._facts is not None:
             self._facts.status = status
-        respond = Respond(status, {"content-type": kind}, body, details)
+        respond = Respond(status, {"content-type": kind, **(headers or {})}, body, details)
         await self._send_last(respond, Outcome.REFUSED)
 
     async def refuse_body(self) -> None:

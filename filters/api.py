@@ -739,7 +739,7 @@ class Outcome(enum.StrEnum):
     PASSED = "passed"
     """No filter saw it: no LLM call, no filters, or a body that cannot be read."""
     REFUSED = "refused"
-    """The route names a profile that does not exist."""
+    """The route names a profile that does not exist, or too many exchanges were open."""
     FAILED = "failed"
     """Something in Forebay broke; the original request went on."""
 

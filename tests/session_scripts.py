@@ -124,6 +124,10 @@ class Books:
     begun: list[tuple[str, str | None]] = field(default_factory=list)
     ended: list[Facts] = field(default_factory=list)
 
+    @property
+    def in_flight(self) -> int:
+        return len(self.begun) - len(self.ended)
+
     def begin(self, profile: str, traceparent: str | None) -> Record:
         self.begun.append((profile, traceparent))
         return self
@@ -164,6 +168,7 @@ class Stage:
         *,
         pools: Mapping[str, Pool] | None = None,
         tenant_header: str = "",
+        most_exchanges: int = 750,
     ) -> None:
         """Make a gateway of these profiles; `pools` are those of profiles that have not `FULL`."""
         self.transcript = Transcript()
@@ -180,6 +185,7 @@ class Stage:
             tenant_header=tenant_header,
             observer=self.books,
             clock=self.clock,
+            most_exchanges=most_exchanges,
         )
         self.peer = ScriptedPeer(self.transcript)
         self.session = self.open("-")

@@ -180,6 +180,9 @@ class Metrics:
         self.stages: Final = self._histogram(
             "stage_seconds", "Time in one filter, its waits included", ("stage",), STAGE_BOUNDS_S
         )
+        self.crowded: Final = self._counter(
+            "crowded", "Requests refused because too many were open", ("profile",)
+        )
         self.exchanges: Final = self._histogram(
             "exchange_seconds",
             "From the request's head until Forebay let the exchange go",

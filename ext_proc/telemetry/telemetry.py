@@ -208,6 +208,8 @@ class Telemetry:
 
     def _count_notes(self, facts: Facts) -> None:
         notes, metrics = facts.notes, self.metrics
+        if notes.get("refused") == "crowded":
+            metrics.crowded[(facts.profile,)].inc()
         if notes.get("cache") in CACHE_OUTCOMES:
             self._count_cache(facts, str(notes["cache"]))
         if isinstance(estimated := notes.get(ESTIMATED), int):

@@ -185,6 +185,8 @@ class _Proxy:
 class _Books:
     """An observer, and its only record."""
 
+    in_flight = 0
+
     def __init__(self, kept: Trace) -> None:
         self._kept: Final = kept
 

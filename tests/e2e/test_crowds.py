@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -34,6 +34,10 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def _all_may_come(tree: dict[str, Any]) -> None:
+    tree["node"]["metadata"]["forebay"]["server"]["most_exchanges"] = 2 * CROWD
+
+
 # --- A crowd -------------------------------------------------------------------------------------
 
 
@@ -47,7 +51,7 @@ async def test_fifteen_hundred_slow_requests_at_once_all_get_their_answers(
     in waves, for what a burst keeps waiting for over a second passes without Forebay, on a busy
     machine some of a wave as well; then they come at once, and get their answers all the same.
     """
-    with gateways.open(pools=held.pools) as gateway:
+    with gateways.open(pools=held.pools, edit=_all_may_come) as gateway:
         call = Caller(http, gateway.url)
         asks = [ask_for(CHAT, QUESTION, seed=number) for number in range(CROWD)]
         tasks = []

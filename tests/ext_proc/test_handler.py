@@ -38,6 +38,8 @@ class OneStream:
 
 
 class NoBooks:
+    in_flight = 0
+
     def begin(self, profile: str, traceparent: str | None) -> NoBooks:
         return self
 

@@ -25,7 +25,7 @@ from ext_proc.codec import (
     Trailers,
 )
 from ext_proc.conversation import Message
-from ext_proc.session import WholeBody, tenant_of
+from ext_proc.session import CROWDED, WholeBody, tenant_of
 from filters import cache_record
 from filters.api import (
     CONTINUE,
@@ -241,6 +241,31 @@ def stored(made: Stage) -> list[bytes]:
 
 def outcomes(made: Stage) -> list[Outcome]:
     return [facts.outcome for facts in made.books.ended]
+
+
+# --- How many at once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_what_comes_while_too_many_are_open_is_refused_by_its_head(name: str) -> None:
+    """Before its body is read, as its provider would; who leaves makes room for the next."""
+    made = Stage({"hold": PROFILES["hold"]}, most_exchanges=2)
+    first = made.open("hold")
+    made.receive(*request(BODIES[name], name))
+    made.open("hold")
+    made.receive(*request(BODIES[name], name))
+    made.open("hold")
+    (refused,) = made.receive(*request(BODIES[name], name)[:1])
+    assert isinstance(refused, Respond)
+    said = (refused.status, refused.headers["retry-after"], refused.headers["content-type"])
+    assert (503, "1", JSON) == said
+    assert DIALECTS[name].error(503, CROWDED) == refused.body
+    assert made.peer.closed
+    assert [Outcome.REFUSED] == outcomes(made)
+    assert {"refused": "crowded"} == made.books.ended[0].notes
+    drive(first.leave())
+    made.open("hold")
+    assert [Pass, Forward] == [type(command) for command in made.receive(*request())]
 
 
 # --- Bodies --------------------------------------------------------------------------------------
