@@ -500,6 +500,8 @@ class Session:
         elif self._mode is Mode.NONE and not exchange.needs & Need.END:
             await self._send_last(go_on, Outcome.FORWARDED)
         else:
+            if self._mode is Mode.NONE:  # whose end and whose leaving Envoy does not tell apart
+                self._outcome = Outcome.FORWARDED
             await self._peer.send(go_on)
 
     def _reading_mode(self, exchange: Exchange, *, last: bool) -> Mode:

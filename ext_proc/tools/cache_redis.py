@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from ext_proc.adapters.redis_client import RedisClient, name_of
+from ext_proc.adapters.redis_lane import Command
 from ext_proc.adapters.redis_node import RedisNode
 from ext_proc.adapters.redis_values import Unreadable, unpack
-from ext_proc.adapters.redis_lane import Command
 from ext_proc.cache_entry import Entry, Which, describe
 from ext_proc.config import RedisSettings
 from filters.api import Clock
