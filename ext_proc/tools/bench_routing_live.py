@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,14 +121,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         python,
     )
     busy = os.getloadavg()[0]
-    seen = asyncio.run(measure(plan))
-    held = goals_of(seen)
-    report = report_of(plan, seen, held, versions, busy)
-    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     output = Path(arguments.output)
-    output.write_text(text, encoding="utf-8")
     plots = output.with_suffix(".html")
-    plots.write_text(routing_plot.page(seen.measured), encoding="utf-8")
+    seen = Seen()
+
+    def keep() -> str:
+        report = report_of(plan, seen, goals_of(seen), versions, busy)
+        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        output.write_text(text, encoding="utf-8")
+        plots.write_text(routing_plot.page(seen.measured), encoding="utf-8")
+        return text
+
+    asyncio.run(measure(plan, seen, keep))
+    held = goals_of(seen)
+    text = keep()
     if arguments.json:
         print(text, end="")
     else:
@@ -151,9 +157,8 @@ def _routers(given: str | None) -> tuple[str | None, dict[str, str]]:
 # --- Measuring -----------------------------------------------------------------------------------
 
 
-async def measure(plan: Plan) -> Seen:
-    """Run everything; tell on stderr how far it is."""
-    seen = Seen()
+async def measure(plan: Plan, seen: Seen, keep: Callable[[], object]) -> None:
+    """Run everything; tell on stderr how far it is, and `keep` what was seen so far."""
     console = Console(stderr=True, highlight=False)
     tasks = [(n, load, way) for n in plan.replicas for load in plan.loads for way in plan.ways]
     for done, (replicas, load, way) in enumerate(tasks):
@@ -174,7 +179,7 @@ async def measure(plan: Plan) -> Seen:
             say=lambda text: None,
         )
         seen.live.setdefault((replicas, load), {})[way] = live
-    return seen
+        keep()  # an hour's figures must not be lost with the last of them
 
 
 def _in_virtual_time(plan: Plan, load: str, replicas: int, measured: Measured) -> None:
