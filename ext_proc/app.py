@@ -73,6 +73,7 @@ from filters.canary import CanaryConfig, CanaryFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
+from filters.gather import GatherFilter
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import Offer, Pools
@@ -381,15 +382,19 @@ def open_stages(
 ) -> PoolStages:
     """Return what brings pools in and asks their shadows."""
     watch = TrialMetrics(lambda: stages.shares)
-    nobody = tenant_of(RequestHead("POST", "/", {}), "")
     egress = parse_listen(settings.server.egress)
-    stages = PoolStages(egress, clock, workers, watch, nobody=nobody)
+    stages = PoolStages(egress, clock, workers, watch, nobody=nobody())
     telemetry.metrics.registry.register(watch)
     telemetry.read("trial_shadows", "Shadows that are being asked", lambda: stages.under_way)
     telemetry.read(
         "trial_held_bytes", "Requests that are held for shadows", lambda: stages.held_bytes
     )
     return stages
+
+
+def nobody() -> str:
+    """Return the tenant of requests without a credential."""
+    return tenant_of(RequestHead("POST", "/", {}), "")
 
 
 async def warm(workers: WorkerPool) -> None:
@@ -440,8 +445,8 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
 def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
     """Return a profile's filters, and who looks on as long as some pool is on its way in.
 
-    It stands before `pick`: where no other filter asked for the stage, it chooses the pool. While
-    some tenants are served elsewhere, another filter keeps their answers apart.
+    It stands before `gather` and `pick`: where no other filter asked for the stage, it chooses the
+    pool. While some tenants are served elsewhere, another filter keeps their answers apart.
     """
     filters = profile.filters
     pools = (settings.pools[name] for name in pools_of(profile, settings.pools))
@@ -450,7 +455,7 @@ def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSet
         return filters
     if Step.CANARY in steps:
         filters = ((CanaryFilter, CanaryConfig()), *filters)
-    places = (at for at, (kind, _) in enumerate(filters) if kind is PickFilter)
+    places = (at for at, (kind, _) in enumerate(filters) if kind in (GatherFilter, PickFilter))
     at = next(places, len(filters))
     return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
 

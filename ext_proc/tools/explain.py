@@ -19,16 +19,18 @@ from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
+from ext_proc.adapters.stages import PoolStages
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
+from ext_proc.app import nobody, shapes_of, stages_of
 from ext_proc.config import Settings, load, parse_listen
 from ext_proc.settings_reader import unknown
 from ext_proc.tools.explanation import Explanation, as_data
 from ext_proc.tools.explanation_page import show
 from ext_proc.tools.place import find_yaml
 from ext_proc.tools.trace import Request, Trace, trace
-from filters.api import Boarding, Ports, Upstream
+from filters.api import Boarding, Heard, Ports, Trial, Upstream
 from filters.document import Document, Json
 from filters.errors import ConfigError, NotJson, PortError
 
@@ -40,6 +42,7 @@ AUTHORITY: Final = ":authority"  # what the proxy calls `host`; it is part of ke
 STORE_BYTES: Final = 1 << 20
 LOAD_S: Final = 10.0  # counting tokens needs half a second to begin
 STDIN: Final = "-"
+LOT: Final = 0.5  # who moves to a pool on its way in by lot does so here if most do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +139,11 @@ async def _explain(
     tokens = TiktokenTokens(default_folder(os.environ), _collector(remarks))
     workers = WorkerPool()
     models = LocalModels(clock)
-    egress = EgressUpstream(parse_listen(settings.server.egress), clock, _Unwatched())
+    address = parse_listen(settings.server.egress)
+    egress = EgressUpstream(address, clock, _Unwatched())
+    # It asks no shadow: that is done when a client has its answer, and here nobody gets one.
+    stages = PoolStages(address, clock, workers, _Unwatched(), nobody=nobody(), dice=lambda: LOT)
+    stages.follow(stages_of(settings), shapes_of(settings))
 
     def ports(upstream: Upstream) -> Ports:
         return Ports(
@@ -147,6 +154,7 @@ async def _explain(
             tokens=tokens,
             workers=workers,
             models=models,
+            stages=stages,
         )
 
     model = _model(request)
@@ -170,6 +178,7 @@ async def _explain(
     finally:
         models.close()
         await egress.close()
+        await stages.close()
         await workers.close()
     return Explanation(source, profile, request, guessed, kept, count, settings, remarks)
 
@@ -191,6 +200,15 @@ class _Unwatched:
         """Nobody counts."""
 
     def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:
+        """Nobody counts."""
+
+    def trial_heard(self, trial: Trial, pool: str, heard: Heard) -> None:
+        """Nobody counts."""
+
+    def trial_compared(self, trial: Trial, old: Heard, new: Heard, alike: float | None) -> None:
+        """Nobody counts."""
+
+    def trial_skipped(self, trial: Trial, why: str) -> None:
         """Nobody counts."""
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ext_proc.config import Settings
 from ext_proc.session import Pool
 from ext_proc.tools.text_diff import ABSENT, changed_members, unified
 from ext_proc.tools.trace import Request, State, Step, Trace
+from filters.api import Step as StageStep
 from filters.api import Task
 from filters.route import RouteConfig
 
 Count = Callable[[str], int]
 """Tokens of a text, for the model that is asked."""
+
+_WHOSE: Final = {StageStep.SHADOW: "requests", StageStep.CANARY: "tenants"}
+"""What a share is one of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,20 @@ class Explanation:
         if exchange.task is not None and notes.get("classify.pool") == exchange.pool:
             given.insert(0, f"expert for {exchange.task.domain}")
         if given:
-            return "; ".join(given)
+            return "; ".join([*given, *self._stages()])
         filters = self.settings.profiles[self.profile].filters
         off = any(isinstance(config, RouteConfig) and not config.downgrade for _, config in filters)
-        return f"{own}, for its downgrade is off" if off else own
+        if off:
+            own = f"{own}, for its downgrade is off"
+        moved = self.pool.name != self.settings.profiles[self.profile].pool
+        return "; ".join([*(() if moved else (own,)), *self._stages()]) or own
+
+    def _stages(self) -> Iterator[str]:
+        """Return how the pool is on its way into another's place, or another into its."""
+        for name, pool in self.settings.pools.items():
+            if (how := pool.stage) is not None and self.pool.name in (name, how.pool):
+                share = f", {how.share:g} of the {_WHOSE[how.step]}" if how.step in _WHOSE else ""
+                yield f"{how.step}: {how.pool} for {name}{share}"
 
     @property
     def alternatives(self) -> str:

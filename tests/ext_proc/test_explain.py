@@ -509,6 +509,49 @@ forebay:
     assert it.alternatives == as_data(it)["pool"]["alternatives"]
 
 
+STAGED = """
+forebay:
+  pools:
+    full: {cluster: old_ones, stage: {step: STEP, pool: coming, share: 0.6}}
+    coming: {cluster: new_ones}
+  profiles:
+    plain: {clean: {}}
+    routed: {clean: {}, route: {pool: full}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "step", "pool", "why"),
+    [
+        (
+            "plain",
+            "shadow",
+            "full",
+            "the profile's own; shadow: coming for full, 0.6 of the requests",
+        ),
+        ("plain", "canary", "coming", "canary: coming for full, 0.6 of the tenants"),
+        ("plain", "full", "coming", "full: coming for full"),
+        (
+            "routed",
+            "canary",
+            "coming",
+            "stage: in the place of full; canary: coming for full, 0.6 of the tenants",
+        ),
+        ("routed", "full", "coming", "stage: in the place of full; full: coming for full"),
+    ],
+)
+def test_the_page_says_how_a_pool_comes_in(
+    forebay: Run, tmp_path: Path, profile: str, step: str, pool: str, why: str
+) -> None:
+    """The pool is the one that would serve: who moves by lot does so where most do."""
+    path = tmp_path / "forebay.yaml"
+    path.write_text(STAGED.replace("STEP", step), encoding="utf-8")
+    words = ("--json", "--config", str(path), "--profile", profile)
+    code, out, _ = forebay(*words, body=json.dumps(WORDS["openai.chat"].ask("Why?")).encode())
+    told = json.loads(out)["pool"]
+    assert (0, pool, why) == (code, told["name"], told["why"])
+
+
 def test_the_profile_raw_is_no_finding(forebay: Run) -> None:
     """It has no filters on purpose."""
     code, out, _ = forebay("--profile", "raw", body=CHAT.body)
