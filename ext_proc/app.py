@@ -73,7 +73,6 @@ from filters.canary import CanaryConfig, CanaryFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
-from filters.gather import GatherFilter
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import Offer, Pools
@@ -445,8 +444,8 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
 def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
     """Return a profile's filters, and who looks on as long as some pool is on its way in.
 
-    It stands before `gather` and `pick`: where no other filter asked for the stage, it chooses the
-    pool. While some tenants are served elsewhere, another filter keeps their answers apart.
+    It stands before `pick`: where no other filter asked for the stage, it chooses the pool. While
+    some tenants are served elsewhere, another filter keeps their answers apart.
     """
     filters = profile.filters
     pools = (settings.pools[name] for name in pools_of(profile, settings.pools))
@@ -455,7 +454,7 @@ def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSet
         return filters
     if Step.CANARY in steps:
         filters = ((CanaryFilter, CanaryConfig()), *filters)
-    places = (at for at, (kind, _) in enumerate(filters) if kind in (GatherFilter, PickFilter))
+    places = (at for at, (kind, _) in enumerate(filters) if kind is PickFilter)
     at = next(places, len(filters))
     return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
 
