@@ -16,6 +16,7 @@ from filters.token_samples import about_tokens, exact_tokens
 DOUBT: Final = 1.15  # the estimate's, and what other makers' tokens differ from those counted
 BUCKET_NAMES: Final = ("512", "2K", "8K", "32K", "128K", "over")
 MOST_NAMED: Final = 8  # alternatives
+MOST_ROOM: Final = 1_000_000_000  # no answer is longer; a number may have thousands of digits
 MOST_PLANS: Final = 4_096  # about 1 KB each; four pools for as many tasks have some hundred
 _NO_END: Final = float("inf")
 
@@ -176,7 +177,9 @@ def _serves(offer: Offer, task: Task) -> bool:
 def room_of(prompt: Prompt) -> int:
     """Return how many tokens the client lets the answer have; 0 where it does not say."""
     value = prompt.parameter(Parameter.MAX_TOKENS)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return min(max(value, 0), MOST_ROOM)
 
 
 def counted_texts(prompt: Prompt, *, apart: bool) -> Sequence[str]:

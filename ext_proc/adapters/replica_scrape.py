@@ -95,7 +95,7 @@ class Scraper:
                 if whole:
                     whole_s = began_s + WHOLE_S
                 self._listener.said(address, said)
-            except (TimeoutError, aiohttp.ClientError, OSError, ValueError, _SaysNothing) as error:
+            except Exception as error:  # noqa: BLE001 - whatever a page says, it is asked for again
                 if isinstance(error, _SaysNothing):
                     paths.append(paths.pop(0))
                     whole_s = 0.0

@@ -18,6 +18,9 @@ from typing import Final
 MOST_REQUESTS: Final = 1_000_000
 """More at one replica is a mistake of whoever counted."""
 MOST_ROOM_TOKENS: Final = 1 << 30
+MOST_SERIES: Final = 1_024
+"""Of one name: reading as many takes 2 ms. A replica has one for each of its engines, or ranks."""
+MOST_LINE_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ def _room(page: bytes, server: Server) -> int | None:
     """Return how many tokens a replica's cache holds, of all its engines together."""
     tokens = 0
     if server.room:
-        tokens = int(sum(value for value in _values(page, server.room) if value < MOST_ROOM_TOKENS))
+        rooms = _values(page, server.room)
+        tokens = int(sum(value for value in rooms if 0 < value < MOST_ROOM_TOKENS))
     elif server.name == "vllm":
         for line in _lines(page, VLLM_CONFIG):
             labels = {name: int(value) for name, value in _LABEL.findall(line)}
@@ -178,14 +182,14 @@ def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
     if not at and not page.startswith(name):
         return
     found = False
-    while True:
+    for _ in range(MOST_SERIES):
         begin = at + len(name)
         end = page.find(b"\n", begin)
         if end < 0:
             end = len(page)
         if page[begin : begin + 1] in (b"{", b" "):
             found = True
-            yield page[begin:end]
+            yield page[begin : min(end, begin + MOST_LINE_BYTES)]
         elif found:
             return
         at = end + 1

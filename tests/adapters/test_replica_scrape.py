@@ -138,6 +138,22 @@ async def test_another_page_says_nothing(
     assert why in ("no figures of a model server", f"more than {MOST_PAGE_BYTES} bytes")
 
 
+async def test_one_whose_words_break_whoever_listens_is_asked_on(server: ModelServer) -> None:
+    """Without, a replica would never again be heard, and nobody would know."""
+
+    class Broken(Told):
+        def said(self, address: str, said: Said) -> None:
+            super().said(address, said)
+            if 1 == len(self.events):
+                raise KeyError(address)
+
+    told = Broken()
+    scraper = Scraper(told, period_s=0.001, rng=lambda: 0.0)
+    scraper.follow([server.address])
+    await told.until("said", server.address, 2)
+    await scraper.close()
+
+
 async def test_only_those_followed_are_asked(
     told: Told, scraper: Scraper, server: ModelServer
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.adapters.replica_signals import PageReader, Said
+from ext_proc.adapters.replica_signals import MOST_LINE_BYTES, MOST_SERIES, PageReader, Said
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm_page.txt"
 
@@ -123,6 +123,26 @@ def test_gpus_are_read_where_they_are_told(line: bytes, share: float | None) -> 
     said = PageReader().read(LLAMA + line, whole=True)
     assert said is not None
     assert share == said.gpu_usage
+
+
+@pytest.mark.parametrize("rooms", [(b"-5",), (b"0",), (b"-1e308", b"-1e308"), (b"1e308",)])
+def test_room_that_cannot_be_says_nothing(rooms: tuple[bytes, ...]) -> None:
+    """A cache of less than nothing would have no end of blocks to throw away."""
+    lines = [b"sglang:max_total_num_tokens %b\n" % room for room in rooms]
+    page = b"sglang:num_running_reqs 1\n" + b"".join(lines)
+    assert Said(0, 1, 0.0) == PageReader().read(page, whole=True)
+
+
+def test_so_many_series_are_read_and_no_more() -> None:
+    """Everybody else waits while a page is read."""
+    page = b"llamacpp:requests_processing 1\n" * (MOST_SERIES + 100)
+    assert Said(0, MOST_SERIES, 0.0) == PageReader().read(page, whole=True)
+
+
+def test_no_line_is_read_that_has_no_end() -> None:
+    """Labels have to be looked through."""
+    label = b'{a="' + b"x" * MOST_LINE_BYTES + b'"} 1'
+    assert PageReader().read(b"llamacpp:requests_processing" + label, whole=True) is None
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"x", b""])

@@ -217,6 +217,13 @@ def test_room_is_left_for_the_answer() -> None:
     assert "large" == routed(asked(700, more={"max_tokens": 301}), *offers).pool
 
 
+def test_room_without_measure_is_too_much_and_nothing_else() -> None:
+    """JSON sets no bound to a number; a filter that breaks on one would let it past every limit."""
+    offers = Offer(name="full", context=1000, fallback="large"), Offer(name="large", context=2000)
+    with pytest.raises(FilterError, match="where the longest context here is 2,000 tokens"):
+        routed(asked(700, more={"max_tokens": 10**400}), *offers)
+
+
 @pytest.mark.parametrize("value", [True, -5, "9", 1.5, None])
 def test_a_limit_that_is_no_number_of_tokens_takes_no_room(value: Any) -> None:
     """The upstream will say what it thinks of it."""
