@@ -35,6 +35,8 @@ MOST_SHOWN: Final = 3
 """The best replicas of a pick that are kept for its explanation."""
 SAID_ROOM: Final = 1.25
 """The book has room for more than a replica holds: what leaves it is said, not guessed."""
+LOOK_UP_S: Final = 0.001
+"""Where finding out who holds what takes longer, the least loaded replica is picked."""
 PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
 BATCH: Final = 8
@@ -94,12 +96,14 @@ class Picker:
         learns: bool = True,
         name: str = "",
         probes: bool = True,
+        stopwatch: Callable[[], float] | None = None,
     ) -> None:
         """Make a picker without replicas.
 
         `explore` is the share of picks that try another replica; `rng` returns numbers from 0 to 1.
         `probes` lets requests find out whether an avoided replica is back; without, somebody else
-        has to, and say so by `back`.
+        has to, and say so by `back`. `stopwatch` tells seconds that pass while it picks; without,
+        it takes as long as it takes.
         """
         self.strategy = strategy
         """May be changed at any time, as its own numbers may."""
@@ -116,7 +120,10 @@ class Picker:
         """What explanations call the strategy."""
         self.failed = 0
         """How often the strategy failed, so that the least loaded replica was picked."""
+        self.hurried = 0
+        """How often there was no time left for it."""
         self._rng: Final = rng
+        self._stopwatch: Final = stopwatch
         self._numbers = 0
         self._picks = 0
         self._ours = self._theirs = 0.0
@@ -230,9 +237,14 @@ class Picker:
         if avoided and len(avoided) < len(every):
             replicas = [one for one in every if one.avoided_s is None]
             probe = next((one for one in avoided if self._may_probe(one, now_s)), None)
+        began_s = self._stopwatch() if self._stopwatch is not None else 0.0
         held = self._held(ask, replicas)
         self._hope(ask)
-        weights, name = self._weigh(ask, replicas, held, now_s)
+        if self._stopwatch is not None and self._stopwatch() - began_s > LOOK_UP_S:
+            self.hurried += 1
+            weights, name = _LEAST_LOAD.weigh(ask, replicas, held, now_s), "least_load, hurried"
+        else:
+            weights, name = self._weigh(ask, replicas, held, now_s)
         best = min(weights)
         order = sorted(range(len(replicas)), key=weights.__getitem__)
         ties = weights.count(best)

@@ -90,6 +90,10 @@ class Figures:
     """How many have begun and do not have their whole share of requests yet."""
     warm_ups: Mapping[str, int] = field(default_factory=dict)
     """How many warm-ups ended how."""
+    hurried: int = 0
+    """How often there was no time for the strategy, and the least loaded replica was picked."""
+    each: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By address: what a replica says of itself if that is recent, and what was sent there."""
 
 
 class HeldPick:
@@ -189,7 +193,13 @@ class FollowedReplicas:
             pool = self._pools.get(name)
             if pool is None:
                 cost = PrefillCost()
-                picker = Picker(STRATEGIES["expected"](cost), cost, rng=self._rng, probes=False)
+                picker = Picker(
+                    STRATEGIES["expected"](cost),
+                    cost,
+                    rng=self._rng,
+                    probes=False,
+                    stopwatch=self._now_s,
+                )
                 pool = self._pools[name] = _Pool(settings, picker)
                 self._weigh(pool, settings)
                 self._hear(name, pool, settings)
@@ -296,9 +306,14 @@ class FollowedReplicas:
                 None if pool.said is None else pool.said.figures(),
                 len(pool.picker.warmth),
                 pool.warm_ups,
+                pool.picker.hurried,
+                {one.address: _figures(one, now_s) for one in pool.picker.replicas.values()},
             )
             for name, pool in self._pools.items()
         }
+
+    def _now_s(self) -> float:
+        return _seconds(self._clock)
 
     # --- What replicas say ------------------------------------------------------------------------
 
@@ -470,6 +485,21 @@ class FollowedReplicas:
                 picker.probes = True  # it cannot be asked but by clients
             else:
                 picker.refused(address, now_s)
+
+
+def _figures(replica: Replica, now_s: float) -> Mapping[str, float]:
+    """Return what is known of a replica, by words for a metric's label."""
+    found: dict[str, float] = {
+        "requests": len(replica.picks),
+        "owed_seconds": replica.owed(now_s),
+        "avoided": replica.avoided_s is not None,
+    }
+    said = replica.fresh(now_s)
+    if said is not None:
+        found |= {"waiting": said.waiting, "running": said.running, "memory": said.kv_usage}
+        if said.gpu_usage is not None:
+            found["gpu"] = said.gpu_usage
+    return found
 
 
 def load(replicas: Collection[Replica], bound: Bound, now_s: float) -> float:

@@ -44,6 +44,14 @@ class PoolFigures(Protocol):
     def warm_ups(self) -> Mapping[str, int]:
         """How many warm-ups ended how."""
 
+    @property
+    def hurried(self) -> int:
+        """How often there was no time for the strategy, and another one picked."""
+
+    @property
+    def each(self) -> Mapping[str, Mapping[str, float]]:
+        """What is known of each replica, by its address."""
+
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[PoolFigures], float]], ...]] = (
     ("known", "Replicas that Forebay picks among", lambda pool: pool.replicas),
@@ -71,6 +79,14 @@ class ReplicaFigures(Collector):
         broken = CounterMetricFamily(
             "forebay_replica_strategy_failures", "Picks whose strategy broke", labels=["pool"]
         )
+        hurried = CounterMetricFamily(
+            "forebay_replica_hurried_picks", "Picks without time for the strategy", labels=["pool"]
+        )
+        each = GaugeMetricFamily(
+            "forebay_replica_state",
+            "What a replica says of itself, and what was sent there",
+            labels=["pool", "replica", "figure"],
+        )
         warmed = CounterMetricFamily(
             "forebay_replica_warm_ups",
             "Warm-ups of replicas that had begun, by how they ended",
@@ -87,6 +103,12 @@ class ReplicaFigures(Collector):
                 warmed.add_metric([pool, outcome], count)
             for constant, learned in figures.constants.items():
                 cost.add_metric([pool, constant], learned)
+            hurried.add_metric([pool], figures.hurried)
+            for replica, known in figures.each.items():
+                for figure, found in known.items():
+                    each.add_metric([pool, replica, figure], found)
         yield broken
+        yield hurried
+        yield each
         yield warmed
         yield cost

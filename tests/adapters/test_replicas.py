@@ -16,7 +16,7 @@ from ext_proc.tools.simulator import Simulator
 from filters.api import Clock
 from filters.picking import Picker, ask_of
 from filters.prefill_cost import PrefillCost
-from filters.replica import Signals
+from filters.replica import STALE_S, Signals
 from filters.strategies import STRATEGIES
 from tests.fakes import FakeClock
 from tests.model_server import ModelServer
@@ -241,6 +241,23 @@ async def test_what_replicas_say_counts(
     await replicas.until(replicas=2)
     await replicas.heard(one.address, other.address)
     assert {other.address} == {replicas.address() for _ in range(8)}
+
+
+async def test_what_is_known_of_each_replica_is_shown(
+    replicas: Followed, one: ModelServer, clock: FakeClock
+) -> None:
+    """What it says goes when it is old; what was sent there stays."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.heard(one.address)
+    assert replicas.pick(POOL, PROMPT, "m") is not None
+    replicas.said(one.address, Said(3, 9, 0.5, gpu_usage=0.75))
+    recent = dict(replicas.figures()[POOL].each[one.address])
+    assert recent.pop("owed_seconds") > 0
+    clock.advance(STALE_S + 0.1)
+    old = replicas.figures()[POOL].each[one.address]
+    theirs = {"waiting": 3, "running": 9, "memory": 0.5, "gpu": 0.75}
+    assert {"requests": 1, "avoided": False, **theirs} == recent
+    assert {"requests", "avoided", "owed_seconds"} == old.keys()
 
 
 async def test_a_replica_says_how_much_it_holds(replicas: Followed, one: ModelServer) -> None:

@@ -128,7 +128,8 @@ def test_limits_are_those_of_the_pools_that_have_some() -> None:
 
 def test_how_the_pools_are_is_shown() -> None:
     """Each at the moment that metrics are read."""
-    pools = {"full": Figures(4, 1, 7, 1_024, 2, {"token_s": 0.5})}
+    each = {"10.0.0.1:8000": {"gpu": 0.75}}
+    pools = {"full": Figures(4, 1, 7, 1_024, 2, {"token_s": 0.5}, hurried=3, each=each)}
     books = Books()
     books.telemetry.registry.register(ReplicaFigures(lambda: pools))
     shown = {
@@ -137,8 +138,11 @@ def test_how_the_pools_are_is_shown() -> None:
         "replica_requests": 7,
         "replica_index_bytes": 1_024,
         "replica_strategy_failures_total": 2,
+        "replica_hurried_picks_total": 3,
     }
     assert shown == {name: books.value(name, pool="full") for name in shown}
     assert 0.5 == books.value("replica_cost", pool="full", constant="token_s")
+    labels = {"pool": "full", "replica": "10.0.0.1:8000", "figure": "gpu"}
+    assert 0.75 == books.value("replica_state", **labels)
     pools.clear()
     assert books.value("replica_known", pool="full") is None

@@ -253,6 +253,23 @@ def test_whatever_a_strategy_does_the_least_loaded_is_picked(
     assert (2, "least_load") == (picker.failed, second.strategy)
 
 
+@pytest.mark.parametrize(("took_s", "strategy"), [(0.0009, "expected"), (0.002, "least_load")])
+def test_no_longer_is_looked_for_who_holds_what_than_a_moment(took_s: float, strategy: str) -> None:
+    """The prompt's beginning is at the busy one, where the least loaded one is another."""
+    ticks = iter((0.0, 0.0, 10.0, 10.0 + took_s))
+    costs = cost()
+    picker = Picker(
+        STRATEGIES["expected"](costs), costs, explore=0, name="expected", stopwatch=ticks.__next__
+    )
+    picker.add(A, ROOM)
+    first = picker.pick(asked(), 0.0)
+    picker.started(first, 0.1)
+    picker.add(B, ROOM)
+    second = picker.pick(asked(), 0.2)
+    expected = {"expected": (A, 0, "expected"), "least_load": (B, 1, "least_load, hurried")}
+    assert expected[strategy] == (second.replica.address, picker.hurried, second.strategy)
+
+
 def test_why_names_the_best_with_weights_and_tokens() -> None:
     """Enough to understand a pick from its note."""
     picker = made("least_load", A, B)
