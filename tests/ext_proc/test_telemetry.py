@@ -798,6 +798,30 @@ async def test_a_sampled_exchange_is_a_span_below_the_callers(
     } == attributes(span)
 
 
+async def test_what_decided_for_pool_and_replica_is_told_in_the_span(
+    traced: Books, receiver: OtlpReceiver
+) -> None:
+    """The rule, its reason and the alternatives, and who was weighed with whom."""
+    notes = {
+        "route.rule": Rule.STAGE,
+        "route.why": "stage: in the place of full",
+        "route.alternatives": "full (own)",
+        "route.tokens": 700,
+        "route.bucket": "2K",
+        "stage.trial": "canary: coming for full",
+        "pick.replica": "10.0.0.1:8000",
+        "pick.why": "expected: 10.0.0.1:8000 0.12 (640)",
+        "pick.held": 640,
+        "pick.expected_ms": 12,
+    }
+    traced.end(facts(pool="coming", notes=notes), SAMPLED)
+    await traced.telemetry.close()
+    (span,) = receiver.wait_for(1)
+    told = attributes(span)
+    expected = {"forebay.pool": "coming"} | {f"forebay.{key}": note for key, note in notes.items()}
+    assert expected == {key: told.get(key) for key in expected}
+
+
 async def test_each_stage_is_an_event_where_it_ended(traced: Books, receiver: OtlpReceiver) -> None:
     """The trace shows what took how long."""
     traced.end(facts(), SAMPLED)
