@@ -35,6 +35,8 @@ class Said:
     """How many tokens the memory for keys and values holds; None when it was not looked for."""
     began_s: float | None = None
     """When the process began, in Unix time; likewise."""
+    counted: float | None = None
+    """What it has counted since it began; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Server:
     kv_usage: tuple[bytes, ...]
     """The first of them that is there; none: it does not tell."""
     room: bytes = b""
+    counts: bytes = b""
+    """A counter: one that goes back is one of a process that began anew."""
 
 
 SERVERS: Final = (
@@ -55,6 +59,7 @@ SERVERS: Final = (
         b"vllm:num_requests_waiting",
         b"vllm:num_requests_running",
         (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
+        counts=b"vllm:prompt_tokens_total",
     ),
     Server(
         "sglang",
@@ -62,18 +67,21 @@ SERVERS: Final = (
         b"sglang:num_running_reqs",
         (b"sglang:token_usage",),
         b"sglang:max_total_num_tokens",
+        b"sglang:prompt_tokens_total",
     ),
     Server(
         "tensorrt_llm",
         b"trtllm_num_requests_waiting",
         b"trtllm_num_requests_running",
         (b"trtllm_kv_cache_utilization",),
+        counts=b"trtllm_request_success_total",
     ),
     Server(
         "llama.cpp",
         b"llamacpp:requests_deferred",
         b"llamacpp:requests_processing",
         (b"llamacpp:kv_cache_usage_ratio",),  # until autumn 2025
+        counts=b"llamacpp:prompt_tokens_total",
     ),
 )
 GPUS: Final = ((b"DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1.0), (b"DCGM_FI_DEV_GPU_UTIL", 100.0))
@@ -129,11 +137,18 @@ class PageReader:
             gpu_usage,
             _room(page, server) if whole else None,
             _first(page, BEGAN) if whole else None,
+            _counted(page, server) if whole else None,
         )
 
 
 def _count(value: float) -> int:
     return int(min(MOST_REQUESTS, max(0.0, value)))
+
+
+def _counted(page: bytes, server: Server) -> float | None:
+    """Return what a server has counted, None where it does not say."""
+    values = list(_values(page, server.counts))
+    return sum(values) if values else None
 
 
 def _room(page: bytes, server: Server) -> int | None:

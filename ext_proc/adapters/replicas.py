@@ -180,6 +180,7 @@ class FollowedReplicas:
         self._refusing: Final[set[str]] = set()
         """Addresses where nobody listened when they were last asked."""
         self._began_s: Final[dict[str, float]] = {}
+        self._counted: Final[dict[str, float]] = {}
 
     def follow(self, pools: Mapping[str, ReplicaSettings]) -> None:
         """Follow these pools from now on; what is known of those that stay is kept."""
@@ -325,6 +326,9 @@ class FollowedReplicas:
         if said.began_s is not None:
             anew |= self._began_s.setdefault(address, said.began_s) != said.began_s
             self._began_s[address] = said.began_s
+        if said.counted is not None:  # SGLang and llama.cpp do not say when they began
+            anew |= said.counted < self._counted.get(address, 0.0)
+            self._counted[address] = said.counted
         for pool in self._pools.values():
             if said.room_tokens is not None and address in pool.picker.replicas:
                 room = said.room_tokens
@@ -422,8 +426,9 @@ class FollowedReplicas:
         known = {one for pool in self._pools.values() for one in pool.picker.replicas}
         self._scraper.follow(known)
         self._refusing.intersection_update(known)
-        for address in self._began_s.keys() - known:
-            del self._began_s[address]
+        for told in (self._began_s, self._counted):
+            for address in told.keys() - known:
+                del told[address]
 
     def _with(self, address: str) -> Iterator[Picker]:
         for pool in self._pools.values():

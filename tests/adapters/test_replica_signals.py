@@ -22,6 +22,9 @@ vllm:num_requests_waiting{model_name="m"} 3.0
 vllm:gpu_cache_usage_perc{model_name="m"} 0.25
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",num_cpu_blocks="0",num_gpu_blocks="2000"} 1.0
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
+vllm:prompt_tokens_total{engine="1",model_name="m"} 500.0
 """
 SGLANG = b"""\
 # TYPE sglang:num_running_reqs gauge
@@ -35,6 +38,8 @@ sglang:token_usage{model_name="m",tp_rank="0"} 0.28
 # TYPE sglang:max_total_num_tokens gauge
 sglang:max_total_num_tokens{model_name="m",tp_rank="0",dp_rank="0"} 60000
 sglang:max_total_num_tokens{model_name="m",tp_rank="0",dp_rank="1"} 60000
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="m"} 2000.0
 """
 TENSORRT = b"""\
 # TYPE trtllm_num_requests_running gauge
@@ -43,6 +48,9 @@ trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 2.0
 trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
 # TYPE trtllm_kv_cache_utilization gauge
 trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.62
+# TYPE trtllm_request_success_total counter
+trtllm_request_success_total{finished_reason="length",model_name="m"} 3.0
+trtllm_request_success_total{finished_reason="stop",model_name="m"} 4.0
 """
 LLAMA = b"""\
 # TYPE llamacpp:kv_cache_usage_ratio gauge
@@ -51,22 +59,24 @@ llamacpp:kv_cache_usage_ratio 0.5
 llamacpp:requests_processing 1
 # TYPE llamacpp:requests_deferred gauge
 llamacpp:requests_deferred 6
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 70
 """
 
 
 def test_a_page_of_vllm() -> None:
     """One that vLLM 0.32 gave."""
     page = GOLDEN.read_bytes()
-    assert Said(0, 0, 0.0, None, 46_592, 1795965650.4) == PageReader().read(page, whole=True)
+    assert Said(0, 0, 0.0, None, 46_592, 1795965650.4, 119) == PageReader().read(page, whole=True)
 
 
 @pytest.mark.parametrize(
     ("page", "kind", "said"),
     [
-        (OLD_VLLM, "vllm", Said(3, 7, 0.25, None, 32_000)),
-        (SGLANG, "sglang", Said(4, 5, 0.28, None, 120_000)),
-        (TENSORRT, "tensorrt_llm", Said(1, 2, 0.62)),
-        (LLAMA, "llama.cpp", Said(6, 1, 0.5)),
+        (OLD_VLLM, "vllm", Said(3, 7, 0.25, None, 32_000, counted=1_500)),
+        (SGLANG, "sglang", Said(4, 5, 0.28, None, 120_000, counted=2_000)),
+        (TENSORRT, "tensorrt_llm", Said(1, 2, 0.62, counted=7)),
+        (LLAMA, "llama.cpp", Said(6, 1, 0.5, counted=70)),
     ],
 )
 def test_pages_of_other_servers(page: bytes, kind: str, said: Said) -> None:
@@ -87,7 +97,7 @@ def test_what_rarely_changes_is_not_looked_for_each_time() -> None:
 def test_a_server_without_memory_figures_is_taken_to_have_room() -> None:
     """llama.cpp tells them no more."""
     page = LLAMA[LLAMA.index(b"# TYPE llamacpp:requests_processing") :]
-    assert Said(6, 1, 0.0) == PageReader().read(page, whole=True)
+    assert Said(6, 1, 0.0, counted=70) == PageReader().read(page, whole=True)
 
 
 def test_engines_of_one_server_are_added_up() -> None:
@@ -166,7 +176,9 @@ def test_a_server_that_became_another_is_understood_when_all_is_read() -> None:
     """Until then it says nothing."""
     reader = PageReader()
     reader.read(SGLANG, whole=True)
-    assert [None, Said(6, 1, 0.5)] == [reader.read(LLAMA, whole=whole) for whole in (False, True)]
+    assert [None, Said(6, 1, 0.5, counted=70)] == [
+        reader.read(LLAMA, whole=whole) for whole in (False, True)
+    ]
 
 
 @given(st.binary(max_size=200), st.integers(0, 400), st.booleans())

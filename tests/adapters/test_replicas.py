@@ -284,6 +284,23 @@ async def test_a_replica_that_began_anew_holds_nothing(
     assert 0 == picked.held
 
 
+@pytest.mark.parametrize(("counted", "held"), [(6_000.0, 2_048), (5_000.0, 2_048), (12.0, 0)])
+async def test_a_replica_whose_counter_goes_back_began_anew(
+    replicas: Followed, one: ModelServer, counted: float, held: int
+) -> None:
+    """Not every server says when it began."""
+    replicas.follow({POOL: fixed(one)})
+    await replicas.heard(one.address)
+    replicas.address()
+    replicas.said(one.address, Said(0, 0, 0.0, counted=5_000.0))
+    replicas.address()
+    replicas.said(one.address, Said(0, 0, 0.0))
+    replicas.said(one.address, Said(0, 0, 0.0, counted=counted))
+    picked = replicas.pick(POOL, PROMPT, "m")
+    assert picked is not None
+    assert held == picked.held
+
+
 async def test_a_replica_that_is_gone_is_avoided_until_it_is_back(
     replicas: Followed, one: ModelServer
 ) -> None:

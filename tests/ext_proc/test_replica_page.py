@@ -81,7 +81,7 @@ def test_the_settings_of_the_cache_have_the_labels_of_real_ones() -> None:
 def test_our_own_scraper_reads_the_page(names: Names) -> None:
     """The very reader that picks are made by."""
     page = page_of(names).render()
-    expected = Said(2, 3, 0.25, None, 1_600, BEGAN_S)
+    expected = Said(2, 3, 0.25, None, 1_600, BEGAN_S, counted=0)
     assert expected == PageReader().read(page, whole=True)
 
 
