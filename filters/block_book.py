@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import mode
 from typing import Final, TypeAlias
 
 from filters.prefix_blocks import block_ends
@@ -32,6 +33,8 @@ BLOCK_BYTES: Final = 200
 MOST_BYTES: Final = 64 << 20
 """For all replicas of a pool: they may hold 5 million tokens in blocks of 16."""
 MOST_BLOCK_TOKENS: Final = 8_192
+MOST_BLOCK_SIZES: Final = 8
+"""Of one pool's replicas, who run one model: where blocks of a size end takes up to 0.1 s."""
 _SALT: Final = secrets.randbits(62)  # nobody outside can choose tokens whose names agree
 _MASK: Final = (1 << 64) - 1
 
@@ -117,6 +120,10 @@ class BlockBook:
         """The names in the index that a replica spoke of; the others were sent there."""
         self._losses: Final[dict[int, int]] = {}
         self._adapters: Final[set[str]] = set()
+        self._block_sizes: Final[set[int]] = set()
+        """Those that anybody spoke of."""
+        self._block_size: Final[dict[int, int]] = {}
+        """That of each replica."""
 
     @property
     def size(self) -> int:
@@ -143,6 +150,7 @@ class BlockBook:
         """Forget a replica."""
         del self._blocks[replica], self._copies[replica]
         del self._told[replica], self._losses[replica]
+        self._block_size.pop(replica, None)
         self.index.remove(replica)
 
     def clear(self, replica: int) -> None:
@@ -194,6 +202,7 @@ class BlockBook:
         if not 0 < block_tokens <= MOST_BLOCK_TOKENS or len(ids) != len(hashes) * step:
             tokens = len(ids) // ID_BYTES
             raise ValueError(f"expected {len(hashes)} blocks of {block_tokens}, got {tokens}")
+        self._say_size(replica, block_tokens)
         blocks, copies = self._blocks[replica], self._copies[replica]
         if adapter and len(self._adapters) < 1_024:
             self._adapters.add(adapter)
@@ -204,8 +213,8 @@ class BlockBook:
         else:
             self.orphans += len(hashes)
             return
-        self.block_tokens = block_tokens
         kept = _sizes(block_tokens)
+        gone: list[int] = []
         names: list[int] = []
         sizes: list[int] = []
         for number, block in enumerate(hashes):
@@ -213,12 +222,18 @@ class BlockBook:
             if number < len(salts) and salts[number] is not None:
                 name = hash((name, repr(salts[number]))) & _MASK
             depth += block_tokens
-            if block in blocks:
+            what = depth << 64 | name
+            if (before := blocks.get(block)) == what:
                 copies[block] = copies.get(block, 0) + 1
-            blocks[block] = depth << 64 | name
+            elif before is not None:  # no hash has two meanings: the first one's end was lost
+                gone.append(before & _MASK)
+                copies.pop(block, None)
+            blocks[block] = what
             if depth in kept:
                 names.append(name)
                 sizes.append(kept[depth])
+        if gone:
+            self._forget(replica, gone)
         if names:
             self.index.record(replica, names, sizes)
             self._told[replica].update(names)
@@ -256,6 +271,18 @@ class BlockBook:
         """Return how many tokens of a prompt each set of `replicas` holds, if any."""
         found = self.index.match(chain.names, replicas)
         return [(chain.ends[blocks - 1], owners) for blocks, owners in found]
+
+    def _say_size(self, replica: int, block_tokens: int) -> None:
+        """Take the size of a replica's blocks; prompts are cut as most of the replicas do."""
+        if self._block_size.get(replica) == block_tokens:
+            return
+        sizes = self._block_sizes
+        if block_tokens not in sizes and len(sizes) >= MOST_BLOCK_SIZES:
+            known = ", ".join(map(str, sorted(sizes)))
+            raise ValueError(f"expected blocks of {known} tokens, got {block_tokens}")
+        sizes.add(block_tokens)
+        self._block_size[replica] = block_tokens
+        self.block_tokens = mode(self._block_size.values())
 
     def _fit(self, replica: int) -> None:
         blocks = self._blocks[replica]

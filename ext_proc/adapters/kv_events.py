@@ -22,6 +22,8 @@ TICK_S: Final = 0.02
 """Between two looks; what comes in meanwhile waits in ZeroMQ's own thread."""
 BUDGET_S: Final = 0.002
 """What a look takes at most, or one batch more: the rest waits for the next one."""
+REST_TIMES: Final = 10
+"""As many times what a look took passes until the next one: batches that take long come seldom."""
 MOST_WAITING: Final = 1_000
 """Batches of a replica that wait; more are lost, and asked for again."""
 MOST_REPLAYED: Final = 20_000
@@ -45,6 +47,11 @@ class Listener(Protocol):
 
     def began(self, address: str) -> None:
         """Know that a replica began anew, and holds nothing."""
+
+
+def rest_after(took_s: float, tick_s: float) -> float:
+    """Return how long to leave replicas alone after a look that took so long."""
+    return max(tick_s, REST_TIMES * took_s)
 
 
 class KvEvents:
@@ -107,10 +114,13 @@ class KvEvents:
         return True
 
     async def _look_on(self) -> None:
+        rest_s = self._tick_s
         while True:
-            await asyncio.sleep(self._tick_s)
+            await asyncio.sleep(rest_s)
+            began_s = self._clock()
             with suppress(zmq.ZMQError):  # a socket that broke is made anew with its replica
                 self.look()
+            rest_s = rest_after(self._clock() - began_s, self._tick_s)
 
 
 class _Feed:

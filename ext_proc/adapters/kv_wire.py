@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,13 @@ from filters.block_book import Hash, ids_of
 
 MOST_BATCH_BYTES: Final = 4 << 20
 """A step of 131,072 tokens, all stored at once, takes a fifth of it."""
-MOST_EVENTS: Final = 65_536
+MOST_EVENTS: Final = 32_768
+MOST_BLOCKS: Final = 32_768
+"""Of a batch: a step of 131,072 tokens in blocks of 4. To enter as many takes 30 ms."""
+MOST_TOKENS: Final = 262_144
+"""Of an event."""
+MOST_HASH_BYTES: Final = 64
+MOST_NAME_CHARS: Final = 1_024
 MOST_GROUPS: Final = 64
 _TAGS: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _GPU: Final = (None, "GPU", "gpu")
@@ -63,14 +69,19 @@ class Batch:
     """Events that do not count: those of other memory than the GPU's, and unknown ones."""
 
 
+_Hash: TypeAlias = int | Annotated[bytes, msgspec.Meta(max_length=MOST_HASH_BYTES)]
+_Hashes: TypeAlias = Annotated[list[_Hash], msgspec.Meta(max_length=MOST_BLOCKS)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MOST_NAME_CHARS)]
+
+
 class _BlockStored(msgspec.Struct, tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int]
+    block_hashes: _Hashes
+    parent_block_hash: _Hash | None
+    token_ids: Annotated[list[int], msgspec.Meta(max_length=MOST_TOKENS)]
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
-    lora_name: str | None = None
+    lora_name: _Name | None = None
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -78,7 +89,7 @@ class _BlockStored(msgspec.Struct, tag="BlockStored"):
 
 
 class _BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
+    block_hashes: _Hashes
     medium: str | None = None
     group_idx: int | None = None
 
@@ -142,14 +153,18 @@ class BatchReader:
         if len(batch.events) > MOST_EVENTS:
             raise ValueError(f"expected at most {MOST_EVENTS} events, got {len(batch.events)}")
         said: list[Said] = []
-        ignored = 0
+        ignored = blocks = 0
         for raw in batch.events:
             event = _read_event(raw)
             one = None if event is None else self._neutral(event)
             if one is None:
                 ignored += 1
-            else:
-                said.append(one)
+                continue
+            said.append(one)
+            if not isinstance(one, Cleared):
+                blocks += len(one.hashes)
+                if blocks > MOST_BLOCKS:
+                    raise ValueError(f"expected at most {MOST_BLOCKS} blocks, got more")
         return Batch(batch.ts, said, ignored)
 
     def _neutral(self, event: _Known) -> Said | None:

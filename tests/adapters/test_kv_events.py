@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from ext_proc.adapters.kv_events import KvEvents
+from ext_proc.adapters.kv_events import BUDGET_S, TICK_S, KvEvents, rest_after
 from ext_proc.adapters.kv_settings import EventSettings, Place
 from ext_proc.adapters.kv_wire import Batch, Stored
 from tests.kv_publisher import PATIENCE_S, AllBlocksCleared, KvPublisher, payload, stored
@@ -253,6 +253,12 @@ async def test_a_flood_is_read_in_small_parts(ear: Ear, publisher: KvPublisher) 
         assert list(range(300)) == await ear.numbers(300)
         assert 0 < events.heard.behind
     events.close()
+
+
+def test_batches_that_take_long_come_seldom() -> None:
+    """They get no more of everybody's time than others do."""
+    assert TICK_S == rest_after(BUDGET_S, TICK_S)
+    assert 1.5 == rest_after(0.15, TICK_S)
 
 
 async def test_who_is_followed_no_more_is_not_heard(

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ext_proc.adapters.kv_wire import Batch, BatchReader, Cleared, Removed, Stored
+from ext_proc.adapters.kv_wire import (
+    MOST_BLOCKS,
+    MOST_EVENTS,
+    MOST_HASH_BYTES,
+    MOST_NAME_CHARS,
+    MOST_TOKENS,
+    Batch,
+    BatchReader,
+    Cleared,
+    Removed,
+    Stored,
+)
 from filters.block_book import ids_of
 from tests.kv_publisher import AllBlocksCleared, BlockRemoved, BlockStored, payload
 
@@ -147,7 +158,13 @@ def test_what_else_made_a_hash_is_kept() -> None:
         packed(["BlockStored", [1], None, [1 << 32] * 16, 16]),
         packed(["BlockStored", [1], None, "x", 16]),
         packed({"type": "BlockStored", "block_hashes": [1]}),
-        packed(*[["AllBlocksCleared"]] * 65_537),
+        packed(*[["AllBlocksCleared"]] * (MOST_EVENTS + 1)),
+        packed(["BlockStored", [b"x" * (MOST_HASH_BYTES + 1)], None, TOKENS[:16], 16]),
+        packed(["BlockStored", [1], b"x" * (MOST_HASH_BYTES + 1), TOKENS[:16], 16]),
+        packed(["BlockStored", [1], None, [1] * (MOST_TOKENS + 1), 16]),
+        packed(["BlockStored", [1], None, [1], 1, None, "GPU", "x" * (MOST_NAME_CHARS + 1)]),
+        packed(["BlockRemoved", [1] * (MOST_BLOCKS + 1)]),
+        packed(*[["BlockRemoved", [1] * 100]] * (MOST_BLOCKS // 100 + 1)),
     ],
 )
 def test_what_is_no_batch_is_said(body: bytes) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters.block_book import BlockBook, Chain, ids_of, kept_ends
+from filters.block_book import MOST_BLOCK_SIZES, BlockBook, Chain, ids_of, kept_ends
 from tests.kv_publisher import hash_of
 
 SIZE = 16
@@ -116,6 +116,37 @@ def test_strange_hashes_may_be_removed() -> None:
     store(book, 0, PROMPT)
     book.removed(0, [1, b"2"])
     assert {0: 640} == held(book, PROMPT)
+
+
+def test_a_hash_means_what_was_said_last() -> None:
+    """Else who says one again and again with other tokens would fill the memory."""
+    book = book_of()
+    for number in range(3):
+        book.stored(0, [7], None, ids_of([number] * 64), 64)
+    assert [{}, {}, {0: 64}] == [held(book, [number] * 64) for number in range(3)]
+    book.removed(0, [7])
+    assert {} == held(book, [2] * 64)
+
+
+def test_prompts_are_cut_as_most_replicas_do() -> None:
+    """One that says something else keeps nobody from being found."""
+    book = book_of(3)
+    store(book, 0, PROMPT)
+    store(book, 1, PROMPT)
+    store(book, 2, PROMPT, size=1)
+    assert {0: 640, 1: 640} == held(book, PROMPT)
+
+
+def test_blocks_have_few_sizes() -> None:
+    """To work out where blocks end takes long, and a model has one size or two."""
+    book = book_of()
+    sizes = range(16, 16 + MOST_BLOCK_SIZES)
+    for size in sizes:
+        store(book, 0, PROMPT, size=size)
+    with pytest.raises(ValueError, match="expected blocks of 16, 17, 18, 19, 20, 21, 22, 23 tok"):
+        store(book, 1, PROMPT, size=24)
+    assert 0 == book.known(1)
+    store(book, 1, PROMPT)
 
 
 def test_who_is_cleared_holds_nothing() -> None:
