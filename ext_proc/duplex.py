@@ -229,6 +229,8 @@ class _Translator:
             case Respond():
                 self.answered = True
                 await self._peer.send(command)
+            case Forward(message=Message.RESPONSE_BODY, body=body) if self._answers:
+                await self._stream(body or b"", Message.RESPONSE_BODY)
             case Forward() if self._asks:
                 await self._forward(command)
             case Pass(Message.REQUEST_HEADERS) if self._asks:

@@ -49,6 +49,7 @@ from filters.api import (
     Usage,
 )
 from filters.bounds import has_too_many_containers, has_too_many_values
+from filters.breaking import Break, ending
 from filters.dialects import dialect_of
 from filters.document import Document, parse
 from filters.errors import NO_REPLICA, FilterError, NotJson
@@ -67,6 +68,7 @@ CREDENTIALS: Final = (
     "x-auth-token",
     "ocp-apim-subscription-key",
 )
+OK: Final = 200
 MOST_MODEL_CHARS: Final = 128  # a client's own words: no name of a model is longer
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
 """A plain reply longer than this is not looked at; it reaches the client all the same."""
@@ -104,6 +106,8 @@ class Facts:
     """What was asked for; None when no filter looked."""
     usage: Usage | None = None
     finish: Finish | None = None
+    broken: Break | None = None
+    """How a streamed answer, as far as it was seen, came not to be whole."""
     first_token_ns: int = 0
     """From the request's head to the first piece of the answer; 0 when it was not seen."""
     token_gaps_ns: list[int] = field(default_factory=list)
@@ -181,11 +185,13 @@ class Session:
     __slots__ = (
         "_dialect",
         "_ended",
+        "_error",
         "_exchange",
         "_facts",
         "_framer",
         "_gateway",
         "_head",
+        "_last_event",
         "_last_token_ns",
         "_mode",
         "_outcome",
@@ -196,6 +202,7 @@ class Session:
         "_profile_name",
         "_record",
         "_run",
+        "_settled",
         "_started_ns",
         "_subset",
         "_traceparent",
@@ -222,8 +229,14 @@ class Session:
         self._facts: Facts | None = None
         self._exchange: Exchange | None = None
         self._run: Run | None = None
-        self._framer: Framer | None = None
+        self._framer: Framer | WholeBody | None = None
         self._mode = Mode.NONE
+        self._settled = False
+        """A streamed answer ended or failed, or cannot be told from one that did."""
+        self._last_event: StreamEvent | None = None
+        """The last one with data."""
+        self._error = b""
+        """What we put at the end of a stream."""
         self._picks = False
         """The proxy is a gateway that leaves it to us whom it asks: none named is an error."""
         self._subset: tuple[str, ...] | None = None
@@ -526,17 +539,21 @@ class Session:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
         edits = self._mode is Mode.FULL_DUPLEX
         commands: Iterable[Command] = (Pass(event.message),)
-        if edits:
+        if edits or event.last:  # the end may need a word from us
             made = b"".join(delta.raw for delta in self._read(event.data, last=event.last))
-            commands = in_chunks(made, last=event.last, message=event.message)
+            if edits:
+                commands = in_chunks(made, last=event.last, message=event.message)
+            elif self._error:
+                body = event.data + self._error
+                commands = (Forward({}, body=body, message=event.message),)
         if event.last:
             self._outcome = Outcome.COMPLETE
         try:
             for command in commands:
                 await self._peer.send(command)
-        finally:  # also when cancelled: a client that has its last byte may be gone at once
-            if not edits:
-                self._read(event.data, last=event.last)
+        finally:  # also when cancelled: what was passed on was said
+            if not edits and not event.last:
+                self._read(event.data, last=False)
         if event.last:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
@@ -546,9 +563,32 @@ class Session:
         exchange, run, framer = self._exchange, self._run, self._framer
         if exchange is None or run is None or framer is None:
             return [Delta(data)]
-        events = framer.feed(data)
+        deltas = self._show(exchange, run, framer, framer.feed(data))
         if last:
-            events = [*events, *framer.close()]
+            deltas += self._show(exchange, run, framer, self._close(exchange, framer))
+        return deltas
+
+    def _close(self, exchange: Exchange, framer: Framer | WholeBody) -> Sequence[StreamEvent]:
+        """Return what is left at the end, and what its reader is told if the answer had none."""
+        facts = self._facts
+        if facts is None or facts.status != OK or self._settled or isinstance(framer, WholeBody):
+            return framer.close()
+        end = ending(exchange.dialect, framer, self._last_event, sent=self._mode is Mode.STREAMED)
+        if end.broken and facts.broken is None:
+            facts.broken = Break.UNFINISHED
+        if end.error is None:
+            return end.rest
+        self._error = end.error.raw
+        return [*end.rest, end.error]
+
+    def _show(
+        self,
+        exchange: Exchange,
+        run: Run,
+        framer: Framer | WholeBody,
+        events: Iterable[StreamEvent],
+    ) -> list[Delta]:
+        """Show events to the filters; return what the client gets."""
         deltas: list[Delta] = []
         for event in events:
             try:
@@ -570,9 +610,12 @@ class Session:
         facts = self._facts
         if facts is None:
             return
+            if event.data:
+                self._last_event = event
         if delta.usage is not None:
             facts.usage = _greatest(delta.usage, facts.usage)
         facts.finish = delta.finish or facts.finish
+                    self._settled = True
         if not delta.text:
             return
         at = self._gateway.clock.monotonic_ns()
@@ -580,6 +623,7 @@ class Session:
             facts.first_token_ns = at - self._started_ns
         elif len(facts.token_gaps_ns) < MOST_TOKEN_GAPS:
             facts.token_gaps_ns.append(at - self._last_token_ns)
+                self._settled = True
         self._last_token_ns = at
 
     # --- End -------------------------------------------------------------------------------------
@@ -592,6 +636,10 @@ class Session:
         """
         self._outcome = outcome
         await self._peer.send(command)
+        if delta.done or delta.finish or delta.failed:
+            self._settled = True
+            if delta.failed and facts.broken is None:
+                facts.broken = Break.FAILED
         self._peer.close()
         await self._finish(outcome)
 
@@ -622,6 +670,9 @@ class Session:
 
 
 class WholeBody:
+            stream = self._framer is not None and not isinstance(self._framer, WholeBody)
+            if stream and not self._settled and outcome is Outcome.GONE:
+                facts.broken = Break.CUT
     """A framer for a plain reply: one event that is the whole body, if it is not too long."""
 
     def __init__(self, most_bytes: int = MOST_REPLY_BYTES) -> None:

@@ -186,7 +186,8 @@ class Delta:
     """One event of a streamed answer.
 
     `raw` is the event as it came, its terminator included: what a filter passes on unchanged
-    reaches the client byte for byte. `done` marks the event that ends a complete stream.
+    reaches the client byte for byte. `done` marks the event that ends a complete stream, `failed`
+    one by which the provider says that there will be no complete one.
     """
 
     raw: bytes
@@ -195,6 +196,7 @@ class Delta:
     usage: Usage | None = None
     done: bool = False
 
+    failed: bool = False
 
 # --- The dialect ---------------------------------------------------------------------------------
 
@@ -248,6 +250,13 @@ class Dialect(Protocol):
     def error(self, status: int, text: str) -> bytes:
         """Return an error body in the provider's own shape."""
 
+
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return name and data of the event that says that a stream broke off, and why.
+
+        `last` is the last event with data that came before, None when none did. None as well where
+        that is no event of this dialect: who ends such a stream, and how, is not known here.
+        """
 
 # --- The ports -----------------------------------------------------------------------------------
 

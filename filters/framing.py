@@ -37,6 +37,17 @@ class Framer(Protocol):
     def close(self) -> list[Event]:
         """Return what is left at the end of the stream as a last event, if anything."""
 
+    @property
+    def transparent(self) -> bool:
+        """Tell whether it gave up, and passes the stream on unread."""
+
+    def append(self, data: bytes, name: str = "", *, behind: bytes = b"") -> bytes:
+        """Return what puts one more event behind a stream that is over, and ends it.
+
+        Its reader has the `raw` of all events that `feed` gave, and `behind`, which is what `close`
+        gave or nothing. Empty where no event can follow.
+        """
+
 
 class _Cutter(ABC):
     """What the framers share: the bytes of an unfinished event, and the bound on them.
@@ -58,6 +69,11 @@ class _Cutter(ABC):
         self._transparent = False
         self._credit = _CREDIT_BYTES
         """How many bytes may still be missing from events that are too small."""
+
+    @property
+    def transparent(self) -> bool:
+        """Tell whether it gave up, and passes the stream on unread."""
+        return self._transparent
 
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes and return the events they complete."""
@@ -170,6 +186,15 @@ class SseFramer(_Cutter):
     def _last(self, raw: bytes) -> Event:
         return _sse_event(raw, len(_BOM) if self._first and raw.startswith(_BOM) else 0)
 
+    def append(self, data: bytes, name: str = "", *, behind: bytes = b"") -> bytes:
+        """Return the event, behind an empty line where one is under way."""
+        if self._transparent:
+            return b""
+        # The first of the two ends a line or, behind a CR, is the second half of its end.
+        begin = b"\n\n" if behind else b""
+        named = b"event: %b\n" % name.encode() if name else b""
+        return b"%b%bdata: %b\n\n" % (begin, named, data)
+
 
 def _sse_event(raw: bytes, skip: int) -> Event:
     name = ""
@@ -192,6 +217,7 @@ _BLANK: Final = re.compile(rb"[ \t\r\n]*")
 _BETWEEN_ITEMS: Final = re.compile(rb'(?>[^"\[\]{},]+|"(?>[^"\\]+|\\.)*+")*+', re.DOTALL)
 _IN_ITEM: Final = re.compile(rb'(?>[^"\[\]{}]+|"(?>[^"\\]+|\\.)*+")*+', re.DOTALL)
 _STRING: Final = re.compile(rb'(?>[^"\\]+|\\.)*+', re.DOTALL)
+_SPACE: Final = b" \t\r\n"
 
 
 class JsonArrayFramer(_Cutter):
@@ -202,7 +228,7 @@ class JsonArrayFramer(_Cutter):
     transparent.
     """
 
-    __slots__ = ("_depth", "_in_string", "_item", "_start")
+    __slots__ = ("_depth", "_in_string", "_item", "_items", "_start")
 
     def __init__(self, largest: int = LARGEST_EVENT_BYTES) -> None:
         """Keep at most `largest` bytes of an element."""
@@ -214,6 +240,16 @@ class JsonArrayFramer(_Cutter):
         self._depth = 0
         """Brackets open at `_at`; -1 behind the array."""
         self._in_string = False
+        self._items = False
+        """Some element came whole."""
+
+    def append(self, data: bytes, name: str = "", *, behind: bytes = b"") -> bytes:
+        """Return an element and the closing bracket; nothing behind half an element."""
+        last = behind.strip(_SPACE)
+        if self._transparent or self._depth < 0 or last not in (b"", b",", b"["):
+            return b""
+        begin = b"" if last else b"," if self._items else b"["
+        return b"%b%b]" % (begin, data)
 
     def _cut(self, buffer: bytes | bytearray, events: list[Event]) -> tuple[int, bool]:
         readable = True
@@ -291,6 +327,7 @@ class JsonArrayFramer(_Cutter):
         data = bytes(buffer[self._item : end]).strip()
         events.append(Event(bytes(buffer[start:end]), "", data))
         self._start = self._item = end
+        self._items = True
         return True
 
     def _skip(self, pattern: re.Pattern[bytes], buffer: bytes | bytearray) -> int:

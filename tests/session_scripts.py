@@ -364,6 +364,7 @@ def _facts(facts: Facts) -> Iterator[str]:
         "first token": facts.first_token_ns and _seconds(facts.first_token_ns),
         "gaps": ", ".join(map(_seconds, facts.token_gaps_ns)),
         "finish": facts.finish,
+        "broken": facts.broken,
     }
     if usage := facts.usage:
         shown["usage"] = f"{usage.input} in, {usage.cached} of them cached, {usage.output} out"

@@ -183,6 +183,12 @@ class Metrics:
         self.crowded: Final = self._counter(
             "crowded", "Requests refused because too many were open", ("profile",)
         )
+        self.broken: Final = self._counter(
+            "streams_broken", "Streamed answers that came not to be whole", ("dialect", "how")
+        )
+        self.unread: Final = self._counter(
+            "replies_unread", "Replies that were to be read and could not be", ("why",)
+        )
         self.exchanges: Final = self._histogram(
             "exchange_seconds",
             "From the request's head until Forebay let the exchange go",

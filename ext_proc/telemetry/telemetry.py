@@ -185,6 +185,8 @@ class Telemetry:
         metrics.exchanges.observe((profile, quality, facts.outcome), elapsed_ns)
         for stage, stage_ns in facts.stages:
             metrics.stages.observe((stage,), stage_ns)
+        if facts.broken is not None:
+            metrics.broken[dialect, facts.broken].inc()
         if facts.first_token_ns:
             metrics.ttft.observe((profile, quality), facts.first_token_ns)
         if facts.token_gaps_ns:
@@ -210,6 +212,8 @@ class Telemetry:
         notes, metrics = facts.notes, self.metrics
         if notes.get("refused") == "crowded":
             metrics.crowded[(facts.profile,)].inc()
+        if why := notes.get("reply.skip"):
+            metrics.unread[(str(why),)].inc()
         if notes.get("cache") in CACHE_OUTCOMES:
             self._count_cache(facts, str(notes["cache"]))
         if isinstance(estimated := notes.get(ESTIMATED), int):
@@ -362,6 +366,8 @@ def _fields(facts: Facts, elapsed_ns: int, trace_id: str) -> dict[str, Any]:
         fields["tokens"] = facts.usage
     if facts.finish is not None:
         fields["finish"] = facts.finish
+    if facts.broken is not None:
+        fields["broken"] = facts.broken
     if facts.first_token_ns:
         fields["ttft_us"] = facts.first_token_ns / 1000
     _add_what_filters_said(facts, fields)

@@ -23,6 +23,7 @@ from filters.api import (
     Usage,
 )
 from filters.dialects.base import (
+    BROKEN_STATUS,
     EVENT_STREAM,
     BodyPrompt,
     Shape,
@@ -78,6 +79,7 @@ _FINISHES: Final = {
 
 # https://docs.anthropic.com/en/api/errors; 503 is not in that list but asks for the same patience.
 _ERRORS: Final = {
+_OWN_EVENTS: Final = ("message_", "content_block_", "ping")
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
@@ -161,6 +163,8 @@ class AnthropicMessages:
             case "message_stop":
                 delta.done = True
         return delta
+            case "error":
+                delta.failed = True
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the message a stream stands for; None without its `message_stop`.
@@ -234,6 +238,14 @@ class AnthropicMessages:
 
 
 def _turns(document: Document) -> list[Turn]:
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return an `error` event."""
+        if last is not None:
+            kind = text(mapping(parse_or_none(last.data)).get("type"))
+            if not kind.startswith(_OWN_EVENTS):
+                return None
+        return "error", self.error(BROKEN_STATUS, why)
+
     root = document.root
     turns: list[Turn] = []
     if (system := root.get("system")) is not None:

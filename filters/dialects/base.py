@@ -12,6 +12,8 @@ from filters.document import Document, Json, Path, encode, parse
 from filters.errors import NotJson
 
 EVENT_STREAM: Final = "text/event-stream"
+BROKEN_STATUS: Final = 502
+"""Of an error in a stream: the upstream's, whatever it was that ended it."""
 
 # A streamed piece is 24 characters and the rest of the word, of which at most 16 more: about what
 # models send in four to ten tokens. It ends behind marks that belong to the character before

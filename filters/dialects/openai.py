@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from filters.api import Delta, Effort, Finish, Prompt, Stamp, Thinking, Usage
 from filters.dialects.base import (
+    BROKEN_STATUS,
     EVENT_STREAM,
     count,
     is_event_stream,
@@ -142,6 +143,8 @@ def read_chunk(event: Event, said: Callable[[dict[str, Json]], str]) -> Delta:
         if choice.get("index", 0) == 0:
             delta.text += said(choice)
             delta.finish = finish(choice.get("finish_reason"))
+    if chunk.get("error") or event.name == "error":
+        delta.failed = True
     return delta
 
 
@@ -177,6 +180,13 @@ def error(status: int, message: str) -> bytes:
 
 class Choice(Protocol):
     """One choice of a streamed reply, put together chunk by chunk."""
+def broken(last: Event | None, message: str) -> tuple[str, bytes] | None:
+    """Return the error object as an event, as vLLM sends it too."""
+    if last is not None and "choices" not in mapping(parse_or_none(last.data)):
+        return None
+    return "", error(BROKEN_STATUS, message)
+
+
 
     def add(self, choice: dict[str, Json]) -> None:
         """Take a choice of a chunk; raise `Unfit` for what has no place."""

@@ -131,6 +131,10 @@ class OpenAIChat:
 
 
 def _turns(document: Document) -> list[Turn]:
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return the error object as an event."""
+        return openai.broken(last, why)
+
     turns: list[Turn] = []
     for index, message in enumerate(items(document.root.get("messages"))):
         if not isinstance(message, dict):

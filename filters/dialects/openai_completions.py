@@ -97,6 +97,10 @@ def _turns(document: Document) -> list[Turn]:
     prompt = document.root.get("prompt")
     if isinstance(prompt, str):
         return [Turn(Role.USER, (Text(document, ("prompt",), Role.USER),), ("prompt",))]
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return the error object as an event."""
+        return openai.broken(last, why)
+
     return [
         Turn(Role.USER, (Text(document, ("prompt", index), Role.USER),), ("prompt", index))
         for index, one in enumerate(items(prompt))

@@ -72,6 +72,10 @@ class OpenAIEmbeddings:
 def _turns(document: Document) -> list[Turn]:
     given = document.root.get("input")
     if isinstance(given, str):
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return None: embeddings never stream."""
+        return None
+
         return [Turn(Role.USER, (Text(document, ("input",), Role.USER),), ("input",))]
     return [
         Turn(Role.USER, (Text(document, ("input", index), Role.USER),), ("input", index))

@@ -138,6 +138,8 @@ class OpenAIResponses:
             delta.usage = response.usage
             delta.done = response.finish is not None
         return delta
+        elif kind in _FAILURES:
+            delta.failed = True
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the response that the last event carries, or None when there is none."""
@@ -228,6 +230,20 @@ class OpenAIResponses:
 
 
 def _turns(document: Document) -> list[Turn]:
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return an `error` event with the next number in the stream."""
+        before: Json = -1
+        if last is not None:
+            data = mapping(parse_or_none(last.data))
+            if not openai.name_of(data).startswith("response."):
+                return None
+            before = data.get("sequence_number")
+        told: dict[str, Json] = {"type": "error", "code": "server_error"}
+        told |= {"message": why, "param": None}
+        if isinstance(before, int):  # not every server numbers its events
+            told["sequence_number"] = before + 1
+        return "error", encode(told)
+
     root = document.root
     turns: list[Turn] = []
     if isinstance(root.get("instructions"), str):

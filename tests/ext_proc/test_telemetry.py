@@ -983,6 +983,7 @@ def test_facts_are_all_a_line_can_show() -> None:
         "task",
         "usage",
         "finish",
+        "broken",
         "first_token_ns",
         "token_gaps_ns",
     } == {field.name for field in dataclasses.fields(Facts)}
