@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, assert_never
 
 import msgspec
 
+from ext_proc.adapters.batches import EgressBatches
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.error_breaker import Limits as BreakerLimits
 from ext_proc.adapters.flights import LocalFlights
@@ -58,6 +59,7 @@ from ext_proc.config import (
 from ext_proc.handler import ExtProc
 from ext_proc.session import Gateway, Observer, Pool, Profile, tenant_of
 from ext_proc.telemetry import Telemetry
+from ext_proc.telemetry.batches import BatchMetrics
 from ext_proc.telemetry.breakers import PoolBreakerFigures
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
@@ -73,6 +75,7 @@ from filters.canary import CanaryConfig, CanaryFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
 from filters.fingerprint import fingerprint
+from filters.gather import GatherFilter
 from filters.pick import PickFilter
 from filters.pipeline import Pipeline
 from filters.pools import Offer, Pools
@@ -138,6 +141,7 @@ async def running(
     telemetry.metrics.registry.register(ReplicaEvents(replicas.figures))
     limits = open_limits(redis, clock, telemetry)
     stages = open_stages(settings, clock, workers, telemetry)
+    batches = open_batches(settings, clock, telemetry)
     breakers = PoolBreakers(clock, telemetry.log)
     telemetry.metrics.registry.register(PoolBreakerFigures(breakers.figures))
     ports = Ports(
@@ -152,6 +156,7 @@ async def running(
         limits=limits,
         stages=stages,
         breakers=breakers,
+        batches=batches,
     )
     telemetry.read(
         "most_exchanges",
@@ -170,6 +175,7 @@ async def running(
     def apply(changed: Settings) -> None:
         handler.gateway = gateway_of(changed, ports, telemetry)
         stages.follow(stages_of(changed), shapes_of(changed))
+        batches.follow(clusters_of(changed))
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
         breakers.follow(breakers_of(changed))
@@ -194,9 +200,11 @@ async def running(
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
         closing.push_async_callback(stages.close)
+        closing.push_async_callback(batches.close)
         closing.callback(models.close)
         closing.push_async_callback(replicas.close)
         stages.follow(stages_of(settings), shapes_of(settings))
+        batches.follow(clusters_of(settings))
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))
         breakers.follow(breakers_of(settings))
@@ -396,6 +404,17 @@ def nobody() -> str:
     return tenant_of(RequestHead("POST", "/", {}), "")
 
 
+def open_batches(settings: Settings, clock: Clock, telemetry: Telemetry) -> EgressBatches:
+    """Return what asks for several embeddings in one call."""
+    watch = BatchMetrics()
+    batches = EgressBatches(parse_listen(settings.server.egress), clock, watch)
+    telemetry.metrics.registry.register(watch)
+    telemetry.read("batches_open", "Batches that are being asked for", lambda: batches.calls)
+    telemetry.read("batches_waiting", "Requests that wait in batches", lambda: batches.waiting)
+    telemetry.read("batches_held_bytes", "Texts that wait in batches", lambda: batches.held_bytes)
+    return batches
+
+
 async def warm(workers: WorkerPool) -> None:
     """Start a process before it is needed: the first long prompt would wait 0.2 s for it."""
     with contextlib.suppress(PortError):
@@ -444,8 +463,8 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
 def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
     """Return a profile's filters, and who looks on as long as some pool is on its way in.
 
-    It stands before `pick`: where no other filter asked for the stage, it chooses the pool. While
-    some tenants are served elsewhere, another filter keeps their answers apart.
+    It stands before `gather` and `pick`: where no other filter asked for the stage, it chooses the
+    pool. While some tenants are served elsewhere, another filter keeps their answers apart.
     """
     filters = profile.filters
     pools = (settings.pools[name] for name in pools_of(profile, settings.pools))
@@ -454,7 +473,7 @@ def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSet
         return filters
     if Step.CANARY in steps:
         filters = ((CanaryFilter, CanaryConfig()), *filters)
-    places = (at for at, (kind, _) in enumerate(filters) if kind is PickFilter)
+    places = (at for at, (kind, _) in enumerate(filters) if kind in (GatherFilter, PickFilter))
     at = next(places, len(filters))
     return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
 
@@ -486,6 +505,11 @@ def _offer(name: str, pool: PoolSettings) -> Offer:
         up_to=(tokens.up_to or 0) if tokens else 0,
         fallback=pool.fallback or "",
     )
+
+
+def clusters_of(settings: Settings) -> dict[str, str]:
+    """Return Envoy's name for each pool."""
+    return {name: pool.cluster for name, pool in settings.pools.items()}
 
 
 def stages_of(settings: Settings) -> dict[str, Stage]:

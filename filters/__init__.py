@@ -8,6 +8,7 @@ from filters.cache import CacheFilter
 from filters.canary import CanaryFilter
 from filters.classify import ClassifyFilter
 from filters.clean import CleanFilter
+from filters.gather import GatherFilter
 from filters.params import ParamsFilter
 from filters.pick import PickFilter
 from filters.route import RouteFilter
@@ -25,6 +26,7 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "budget": BudgetFilter,
     "think": ThinkFilter,
     "route": RouteFilter,
+    "gather": GatherFilter,
     "pick": PickFilter,
 }
 """Every filter a profile may name: config key to class."""

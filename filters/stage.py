@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from filters.api import (
     CONTINUE,
@@ -19,16 +19,7 @@ from filters.api import (
     Verdict,
 )
 from filters.hearing import Ear, ending_of
-
-_OF_THIS_WAY: Final = ("x-forebay-", "x-envoy-", "x-forwarded-", "x-gateway-", ":")
-_OF_THIS_REQUEST: Final = frozenset(
-    (
-        *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization"),
-        *("te", "trailer", "transfer-encoding", "upgrade"),  # RFC 9110, 7.6.1
-        *("accept-encoding", "traceparent", "tracestate", "x-request-id"),
-        *("x-cache", "x-model-quality"),
-    )
-)
+from filters.onward import onward_headers
 
 
 class StageConfig(Config, frozen=True):
@@ -114,16 +105,11 @@ def _why_not_again(exchange: Exchange, heard: Heard) -> str:
 def _question(exchange: Exchange) -> Question:
     """Return the request as it went upstream, with the credentials it had there."""
     document = exchange.prompt.document
-    headers = {
-        name: value
-        for name, value in {**exchange.head.headers, **exchange.upstream_headers}.items()
-        if name not in _OF_THIS_REQUEST and not name.startswith(_OF_THIS_WAY)
-    }
     return Question(
         exchange.dialect,
         exchange.prompt,
         exchange.head.path,
-        headers,
+        onward_headers(exchange),
         document.render() if document.changed else document.raw,
         exchange.traceparent,
     )

@@ -10,7 +10,18 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from filters.api import UNLIMITED, Boarding, Heard, Lease, Ports, Prompt, Question, Staged
+from filters.api import (
+    UNLIMITED,
+    Answer,
+    Boarding,
+    Heard,
+    Lease,
+    Part,
+    Ports,
+    Prompt,
+    Question,
+    Staged,
+)
 from filters.block_book import Chain
 from filters.errors import PortError
 
@@ -480,6 +491,39 @@ class FakeStages:
         self.skips.append(why)
 
 
+@dataclass(slots=True)
+class FakeBerth:
+    """A place in `FakeBatches`; it waits once, unless it leads."""
+
+    leads: bool = False
+    size: int = 0
+    why: str = ""
+    given: Answer | None = None
+    left: int = 0
+    """How often `leave` was called."""
+
+    async def answer(self) -> Answer | None:
+        if not self.leads:
+            await PortWait("batches")
+        return self.given
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+@dataclass(slots=True)
+class FakeBatches:
+    """A `Batches` that gives the places that it was told to give; else everybody leads."""
+
+    berths: list[FakeBerth] = field(default_factory=list)
+    taken: list[tuple[Part, int, float, float]] = field(default_factory=list)
+    """Every request with most, wait and deadline."""
+
+    def take(self, part: Part, *, most: int, wait_s: float, deadline_s: float) -> FakeBerth:
+        self.taken.append((part, most, wait_s, deadline_s))
+        return self.berths.pop(0) if self.berths else FakeBerth(leads=True)
+
+
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     """Return fakes of every port; `others` take the place of those of their names."""
     clock = clock or FakeClock()
@@ -496,5 +540,6 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "limits": FakeLimits(),
         "breakers": FakeBreakers(),
         "stages": FakeStages(),
+        "batches": FakeBatches(),
     }
     return Ports(**ports | others)
