@@ -419,7 +419,6 @@ class Session:
         assert facts is not None  # set with the exchange
         facts.status = answer.status
         facts.quality = answer.headers.get("x-model-quality", "")
-        body = await self._relay(exchange, answer, facts) if answer.relayed else answer.body
         headers = {
             **exchange.client_headers,
             **answer.headers,
@@ -431,27 +430,9 @@ class Session:
             "dialect": exchange.dialect.name,
             "model": exchange.prompt.model[:MOST_MODEL_CHARS],
         }
-        if answer.relayed:
-            metadata["pool"] = facts.pool
         details = f"forebay_{answer.status}"
-        respond = Respond(answer.status, headers, body, details, metadata)
-        await self._send_last(respond, Outcome.COMPLETE if answer.relayed else Outcome.ANSWERED)
-
-    async def _relay(self, exchange: Exchange, answer: Answer, facts: Facts) -> bytes:
-        """Show the filters what the upstream said by another way; return what the client gets."""
-        run, pool = self._run, self._gateway.pools.get(exchange.pool)
-        assert run is not None  # it answered
-        facts.pool = exchange.pool
-        if pool is not None:
-            facts.quality = pool.quality
-            told = {"x-model-quality": pool.quality, "x-forebay-pool": pool.name}
-            exchange.client_headers.update(told)
-        exchange.reply_head = ReplyHead(answer.status, answer.headers)
-        await run.response(exchange)
-        if not exchange.needs & Need.REPLY:
-            return answer.body
-        self._framer = WholeBody()
-        return b"".join(delta.raw for delta in self._read(answer.body, last=True))
+        respond = Respond(answer.status, headers, answer.body, details, metadata)
+        await self._send_last(respond, Outcome.ANSWERED)
 
     async def _let_pass(self, event: Headers | Body, why: str | None) -> None:
         """Let the exchange go on without us."""
@@ -610,9 +591,12 @@ class Session:
         """Show events to the filters; return what the client gets."""
         deltas: list[Delta] = []
         for event in events:
+            if event.data:
+                self._last_event = event
             try:
                 if has_too_many_containers(event.data):
                     delta = Delta(event.raw)
+                    self._settled = True
                 elif isinstance(framer, WholeBody):
                     delta = _whole_reply(exchange.dialect, event)
                 else:
@@ -620,6 +604,7 @@ class Session:
             except Exception as error:  # noqa: BLE001 - fail-open: the bytes reach the client
                 note_failure(exchange, exchange.dialect.name, error)
                 delta = Delta(event.raw)
+                self._settled = True
             self._count(delta)
             deltas.extend(run.delta(exchange, delta))
         return deltas
@@ -629,12 +614,13 @@ class Session:
         facts = self._facts
         if facts is None:
             return
-            if event.data:
-                self._last_event = event
         if delta.usage is not None:
             facts.usage = _greatest(delta.usage, facts.usage)
         facts.finish = delta.finish or facts.finish
-                    self._settled = True
+        if delta.done or delta.finish or delta.failed:
+            self._settled = True
+            if delta.failed and facts.broken is None:
+                facts.broken = Break.FAILED
         if not delta.text:
             return
         at = self._gateway.clock.monotonic_ns()
@@ -642,7 +628,6 @@ class Session:
             facts.first_token_ns = at - self._started_ns
         elif len(facts.token_gaps_ns) < MOST_TOKEN_GAPS:
             facts.token_gaps_ns.append(at - self._last_token_ns)
-                self._settled = True
         self._last_token_ns = at
 
     # --- End -------------------------------------------------------------------------------------
@@ -655,10 +640,6 @@ class Session:
         """
         self._outcome = outcome
         await self._peer.send(command)
-        if delta.done or delta.finish or delta.failed:
-            self._settled = True
-            if delta.failed and facts.broken is None:
-                facts.broken = Break.FAILED
         self._peer.close()
         await self._finish(outcome)
 
@@ -670,6 +651,9 @@ class Session:
         facts = self._facts
         if not self._ended and facts is not None:
             facts.outcome = outcome
+            stream = self._framer is not None and not isinstance(self._framer, WholeBody)
+            if stream and not self._settled and outcome is Outcome.GONE:
+                facts.broken = Break.CUT
         self._ended = True
         try:
             if self._run is not None and self._exchange is not None and facts is not None:
@@ -689,9 +673,6 @@ class Session:
 
 
 class WholeBody:
-            stream = self._framer is not None and not isinstance(self._framer, WholeBody)
-            if stream and not self._settled and outcome is Outcome.GONE:
-                facts.broken = Break.CUT
     """A framer for a plain reply: one event that is the whole body, if it is not too long."""
 
     def __init__(self, most_bytes: int = MOST_REPLY_BYTES) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -17,7 +17,6 @@ import msgspec
 from filters.block_book import Chain
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
-from filters.gathering import Single, Way
 from filters.pools import Pools
 
 T = TypeVar("T")
@@ -196,8 +195,8 @@ class Delta:
     finish: Finish | None = None
     usage: Usage | None = None
     done: bool = False
-
     failed: bool = False
+
 
 # --- The dialect ---------------------------------------------------------------------------------
 
@@ -251,13 +250,13 @@ class Dialect(Protocol):
     def error(self, status: int, text: str) -> bytes:
         """Return an error body in the provider's own shape."""
 
-
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return name and data of the event that says that a stream broke off, and why.
 
         `last` is the last event with data that came before, None when none did. None as well where
         that is no event of this dialect: who ends such a stream, and how, is not known here.
         """
+
 
 # --- The ports -----------------------------------------------------------------------------------
 
@@ -338,80 +337,6 @@ class Flights(Protocol):
         Nothing is awaited: what has to be asked elsewhere is on its way, and `Seat.answer` waits
         for it.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A request for one embedding that may be asked together with others."""
-
-    way: Way
-    single: Single
-    pool: str
-    path: str
-    headers: Mapping[str, str]
-    """What goes upstream, credentials included."""
-    tenant: str
-    traceparent: str = ""
-
-    @property
-    def alike(self) -> Hashable:
-        """What is equal for those that may be asked together: all but the text itself."""
-        single, headers = self.single, frozenset(self.headers.items())
-        return self.tenant, self.pool, self.path, headers, single.kind, single.rest
-
-
-class Berth(Protocol):
-    """One request's place among those alike. `leave` is to be called in the end, in any case."""
-
-    leads: bool
-    """It goes by itself and at once; others wait until it is answered, or wait no longer."""
-    size: int
-    """How many were asked with it, itself among them; 0: none was."""
-    why: str
-    """Why it goes by itself after it was to go with others; empty where it was not."""
-
-    async def answer(self) -> Answer | None:
-        """Return what the upstream says of it; None: it goes by itself.
-
-        A caller that is cancelled has left.
-        """
-
-    def leave(self) -> None:
-        """Let go of the place; returns at once and may be called again."""
-
-
-class Batches(Protocol):
-    """Asks for several embeddings in one call. Waits for nothing itself, never fails."""
-
-    def take(self, part: Part, *, most: int, wait_s: float, deadline_s: float) -> Berth:
-        """Take a place among those alike; nobody waits where none of them is under way.
-
-        A batch goes when it has `most`, when nothing like it is under way any more, or `wait_s`
-        after its first came. `deadline_s` is how long its answer is waited for.
-        """
-
-
-class NoBatches:
-    """A `Batches` that has everybody go by themselves."""
-
-    def take(self, part: Part, *, most: int, wait_s: float, deadline_s: float) -> Berth:
-        """Have it go by itself."""
-        return _Apart()
-
-
-class _Apart:
-    """The place of one that goes by itself, and that nobody waits for."""
-
-    leads = False
-    size = 0
-    why = ""
-
-    async def answer(self) -> Answer | None:
-        """Return None."""
-        return None
-
-    def leave(self) -> None:
-        """Do nothing."""
 
 
 class Clock(Protocol):
@@ -814,7 +739,6 @@ class Outcome(enum.StrEnum):
 
     FORWARDED = "forwarded"
     """Handed to the proxy: nobody needed its end, or nobody can tell how it ended."""
-    batches: Batches = field(default_factory=NoBatches)
     ANSWERED = "answered"
     """A filter answered in the upstream's stead."""
     COMPLETE = "complete"
@@ -962,8 +886,6 @@ class Filter(Generic[ConfigT]):
     config_type: ClassVar[type[Config]]
     edits_stream: ClassVar[bool] = False
     """It changes or holds back what the client receives, instead of only watching it."""
-    relayed: bool = False
-    """The upstream said it, asked by another way: it passes the filters before as a reply does."""
     counts_tokens: ClassVar[bool] = False
     """It asks `ports.tokens.count`, for which an encoding is loaded early."""
     bundled: ClassVar[Sequence[str]] = ()

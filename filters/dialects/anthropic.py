@@ -78,8 +78,8 @@ _FINISHES: Final = {
 }
 
 # https://docs.anthropic.com/en/api/errors; 503 is not in that list but asks for the same patience.
-_ERRORS: Final = {
 _OWN_EVENTS: Final = ("message_", "content_block_", "ping")
+_ERRORS: Final = {
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
@@ -162,9 +162,9 @@ class AnthropicMessages:
                 delta.usage = _usage(data.get("usage"))
             case "message_stop":
                 delta.done = True
-        return delta
             case "error":
                 delta.failed = True
+        return delta
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the message a stream stands for; None without its `message_stop`.
@@ -233,11 +233,6 @@ class AnthropicMessages:
         kind = _ERRORS.get(status, fallback)
         return encode({"type": "error", "error": {"type": kind, "message": text}})
 
-
-# --- The request ---------------------------------------------------------------------------------
-
-
-def _turns(document: Document) -> list[Turn]:
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return an `error` event."""
         if last is not None:
@@ -246,6 +241,11 @@ def _turns(document: Document) -> list[Turn]:
                 return None
         return "error", self.error(BROKEN_STATUS, why)
 
+
+# --- The request ---------------------------------------------------------------------------------
+
+
+def _turns(document: Document) -> list[Turn]:
     root = document.root
     turns: list[Turn] = []
     if (system := root.get("system")) is not None:

@@ -116,8 +116,8 @@ _UNFINISHED: Final = "FINISH_REASON_UNSPECIFIED"  # proto JSON for "not set"
 
 # google/rpc/code.proto names an HTTP status for each code; where several codes share one, the
 # code that asks the client for the right thing.
-_STATUSES: Final = {
 _OWN_MEMBERS: Final = frozenset(("candidates", "usageMetadata"))
+_STATUSES: Final = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
@@ -216,8 +216,8 @@ class Gemini:
         delta.finish = _finish(response, first)
         delta.usage = _usage(response.get("usageMetadata"))
         delta.done = _is_finished(response)
-        return delta
         delta.failed = "error" in response
+        return delta
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the response a stream stands for; None unless all its candidates finished.
@@ -287,17 +287,17 @@ class Gemini:
         name = _STATUSES.get(status, fallback)
         return encode({"error": {"code": status, "message": text, "status": name}})
 
-
-# --- The path ------------------------------------------------------------------------------------
-
-
-def _split(path: str) -> tuple[str, str, Sequence[str]]:
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return the error as an event, or as the last element of an array."""
         if last is not None and _OWN_MEMBERS.isdisjoint(mapping(parse_or_none(last.data))):
             return None
         return "", self.error(BROKEN_STATUS, why)
 
+
+# --- The path ------------------------------------------------------------------------------------
+
+
+def _split(path: str) -> tuple[str, str, Sequence[str]]:
     """Split `/v1beta/models/m:method?a=b` into resource, method and the query's parts."""
     route, _, query = path.partition("?")
     if "%" in path:

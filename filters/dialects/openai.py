@@ -138,13 +138,13 @@ def read_chunk(event: Event, said: Callable[[dict[str, Json]], str]) -> Delta:
         delta.done = True
         return delta
     chunk = mapping(parse_or_none(event.data))
+    if chunk.get("error") or event.name == "error":
+        delta.failed = True
     delta.usage = usage(chunk.get("usage"))
     for choice in map(mapping, items(chunk.get("choices"))):
         if choice.get("index", 0) == 0:
             delta.text += said(choice)
             delta.finish = finish(choice.get("finish_reason"))
-    if chunk.get("error") or event.name == "error":
-        delta.failed = True
     return delta
 
 
@@ -175,11 +175,6 @@ def error(status: int, message: str) -> bytes:
     return encode({"error": {"message": message, "type": kind, "param": None, "code": None}})
 
 
-# --- Chunks put together -------------------------------------------------------------------------
-
-
-class Choice(Protocol):
-    """One choice of a streamed reply, put together chunk by chunk."""
 def broken(last: Event | None, message: str) -> tuple[str, bytes] | None:
     """Return the error object as an event, as vLLM sends it too."""
     if last is not None and "choices" not in mapping(parse_or_none(last.data)):
@@ -187,6 +182,11 @@ def broken(last: Event | None, message: str) -> tuple[str, bytes] | None:
     return "", error(BROKEN_STATUS, message)
 
 
+# --- Chunks put together -------------------------------------------------------------------------
+
+
+class Choice(Protocol):
+    """One choice of a streamed reply, put together chunk by chunk."""
 
     def add(self, choice: dict[str, Json]) -> None:
         """Take a choice of a chunk; raise `Unfit` for what has no place."""

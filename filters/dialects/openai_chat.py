@@ -126,15 +126,15 @@ class OpenAIChat:
         """Return OpenAI's error object."""
         return openai.error(status, text)
 
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return the error object as an event."""
+        return openai.broken(last, why)
+
 
 # --- The request ---------------------------------------------------------------------------------
 
 
 def _turns(document: Document) -> list[Turn]:
-    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
-        """Return the error object as an event."""
-        return openai.broken(last, why)
-
     turns: list[Turn] = []
     for index, message in enumerate(items(document.root.get("messages"))):
         if not isinstance(message, dict):

@@ -92,15 +92,15 @@ class OpenAICompletions:
         """Return OpenAI's error object."""
         return openai.error(status, text)
 
+    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
+        """Return the error object as an event."""
+        return openai.broken(last, why)
+
 
 def _turns(document: Document) -> list[Turn]:
     prompt = document.root.get("prompt")
     if isinstance(prompt, str):
         return [Turn(Role.USER, (Text(document, ("prompt",), Role.USER),), ("prompt",))]
-    def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
-        """Return the error object as an event."""
-        return openai.broken(last, why)
-
     return [
         Turn(Role.USER, (Text(document, ("prompt", index), Role.USER),), ("prompt", index))
         for index, one in enumerate(items(prompt))

@@ -68,14 +68,14 @@ class OpenAIEmbeddings:
         """Return OpenAI's error object."""
         return openai.error(status, text)
 
-
-def _turns(document: Document) -> list[Turn]:
-    given = document.root.get("input")
-    if isinstance(given, str):
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return None: embeddings never stream."""
         return None
 
+
+def _turns(document: Document) -> list[Turn]:
+    given = document.root.get("input")
+    if isinstance(given, str):
         return [Turn(Role.USER, (Text(document, ("input",), Role.USER),), ("input",))]
     return [
         Turn(Role.USER, (Text(document, ("input", index), Role.USER),), ("input", index))

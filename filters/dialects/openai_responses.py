@@ -137,9 +137,9 @@ class OpenAIResponses:
             delta.finish = response.finish
             delta.usage = response.usage
             delta.done = response.finish is not None
-        return delta
         elif kind in _FAILURES:
             delta.failed = True
+        return delta
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
         """Return the response that the last event carries, or None when there is none."""
@@ -225,11 +225,6 @@ class OpenAIResponses:
         """Return OpenAI's error object."""
         return openai.error(status, text)
 
-
-# --- The request ---------------------------------------------------------------------------------
-
-
-def _turns(document: Document) -> list[Turn]:
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return an `error` event with the next number in the stream."""
         before: Json = -1
@@ -244,6 +239,11 @@ def _turns(document: Document) -> list[Turn]:
             told["sequence_number"] = before + 1
         return "error", encode(told)
 
+
+# --- The request ---------------------------------------------------------------------------------
+
+
+def _turns(document: Document) -> list[Turn]:
     root = document.root
     turns: list[Turn] = []
     if isinstance(root.get("instructions"), str):
