@@ -83,7 +83,7 @@ def endpoints_in(assignment: Mapping[str, Any]) -> list[tuple[str, int]]:
             address = _mapping(_mapping(entry.get("endpoint")).get("address"))
             place = _mapping(address.get("socket_address"))
             host, port = place.get("address"), place.get("port_value")
-            if isinstance(host, str) and isinstance(port, int) and 0 < port < 65_536:
+            if isinstance(host, str) and type(port) is int and 0 < port < 65_536:
                 found.append((host, port))
     return found
 
@@ -148,6 +148,8 @@ class Follower:
         self._sleep: Final = sleep
         self._known: tuple[str, ...] | None = None
         self._version: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
+        """Of the file at the last look, whether or not it was read."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -176,8 +178,11 @@ class Follower:
     async def _look(self, listed: Listed) -> None:
         try:
             version = _version(listed.path)
+            seen, self._seen = self._seen, version
             if version == self._version:
                 return
+            if seen is not None and seen[0] == version[0] and seen != version:
+                return  # written in place, perhaps not to its end: what stands still is read
             found = await asyncio.to_thread(read_listed, listed)  # 0.1 ms for each endpoint
         except (OSError, BadConfig) as error:
             self._failed(f"{listed.path}: {type(error).__name__}")

@@ -248,7 +248,8 @@ class PoolStages:
             headers["traceparent"] = question.traceparent
         ear = Ear(self._clock.monotonic_ns())
         status, whole = 0, False
-        url = URL(question.path, encoded=True)
+        # What stands behind two slashes, or a scheme, would be another host than the listener's.
+        url = URL("/" + question.path.lstrip("/"), encoded=True)
         try:
             async with (
                 asyncio.timeout(stage.deadline_s),

@@ -201,19 +201,44 @@ resources:
 async def test_a_file_is_read_when_it_changes(tmp_path: Path) -> None:
     """What cannot be read changes nothing."""
     path = tmp_path / "full.yaml"
+    other = tmp_path / "other.yaml"
     path.write_text(LIST)
     followed = Followed(Listed(str(path), "full"))
     await followed.first()
     await followed.turns.next()
-    path.write_text("endpoints: [")
+    other.write_text("endpoints: [")
+    other.rename(path)
     await followed.turns.next()
-    path.write_text(LIST.replace("10.0.0.1", "10.0.0.22"))
+    other.write_text(LIST.replace("10.0.0.1", "10.0.0.22"))
+    other.rename(path)
     await followed.turns.next()
     path.unlink()
     await followed.turns.next()
     await followed.close()
     assert [("10.0.0.1:8000",), ("10.0.0.22:8000",)] == followed.told
     assert [f"{path}: BadConfig", f"{path}: FileNotFoundError"] == followed.failed
+
+
+async def test_a_file_that_is_being_written_is_read_when_it_stands_still(tmp_path: Path) -> None:
+    """Half a list is one too, and whoever is not in it would be forgotten with all he holds."""
+    path = tmp_path / "full.yaml"
+    path.write_text(LIST)
+    followed = Followed(Listed(str(path), "full"))
+    await followed.first()
+    path.write_text(LIST[: LIST.index("endpoints")])
+    await followed.turns.next()
+    path.write_text(LIST.replace("10.0.0.1", "10.0.0.22"))
+    await followed.turns.next()
+    assert [("10.0.0.1:8000",)] == followed.told
+    await followed.turns.next()
+    await followed.close()
+    assert [("10.0.0.1:8000",), ("10.0.0.22:8000",)] == followed.told
+
+
+@pytest.mark.parametrize("port", [True, 0, 65_536, "80"])
+def test_a_port_is_a_number(port: Any) -> None:
+    """Booleans are numbers to Python alone."""
+    assert Fixed(()) == members_of(cluster("STATIC", endpoint("10.0.0.1", port)))
 
 
 def test_the_yaml_of_a_cluster_is_taken_as_it_is_read() -> None:

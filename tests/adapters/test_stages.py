@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -275,6 +275,18 @@ async def over(table: Table) -> None:
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "shadow"))
     await asyncio.sleep(0)  # who is told of their ends is called then
     assert 0 == table.stages.under_way
+
+
+@pytest.mark.parametrize("before", ["//elsewhere", "///elsewhere:80", "http://elsewhere"])
+async def test_no_path_leads_past_the_proxy(shadow: tuple[Table, Shadow], before: str) -> None:
+    """A client's path with a host in it would take the credentials there."""
+    table, server = shadow
+    asked = ask_for("openai.chat", "Why?")
+    table.stages.heard(SHADOWED, OLD, question(replace(asked, path=before + asked.path)))
+    await over(table)
+    ((request, _),) = server.received
+    path = f"/{before.lstrip('/')}/v1/chat/completions"
+    assert ("forebay", path) == (request.host, request.raw_path)
 
 
 async def test_a_shadow_is_asked_by_way_of_the_proxy(shadow: tuple[Table, Shadow]) -> None:
