@@ -419,6 +419,7 @@ class Session:
         assert facts is not None  # set with the exchange
         facts.status = answer.status
         facts.quality = answer.headers.get("x-model-quality", "")
+        body = await self._relay(exchange, answer, facts) if answer.relayed else answer.body
         headers = {
             **exchange.client_headers,
             **answer.headers,
@@ -430,9 +431,27 @@ class Session:
             "dialect": exchange.dialect.name,
             "model": exchange.prompt.model[:MOST_MODEL_CHARS],
         }
+        if answer.relayed:
+            metadata["pool"] = facts.pool
         details = f"forebay_{answer.status}"
-        respond = Respond(answer.status, headers, answer.body, details, metadata)
-        await self._send_last(respond, Outcome.ANSWERED)
+        respond = Respond(answer.status, headers, body, details, metadata)
+        await self._send_last(respond, Outcome.COMPLETE if answer.relayed else Outcome.ANSWERED)
+
+    async def _relay(self, exchange: Exchange, answer: Answer, facts: Facts) -> bytes:
+        """Show the filters what the upstream said by another way; return what the client gets."""
+        run, pool = self._run, self._gateway.pools.get(exchange.pool)
+        assert run is not None  # it answered
+        facts.pool = exchange.pool
+        if pool is not None:
+            facts.quality = pool.quality
+            told = {"x-model-quality": pool.quality, "x-forebay-pool": pool.name}
+            exchange.client_headers.update(told)
+        exchange.reply_head = ReplyHead(answer.status, answer.headers)
+        await run.response(exchange)
+        if not exchange.needs & Need.REPLY:
+            return answer.body
+        self._framer = WholeBody()
+        return b"".join(delta.raw for delta in self._read(answer.body, last=True))
 
     async def _let_pass(self, event: Headers | Body, why: str | None) -> None:
         """Let the exchange go on without us."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 from filters.block_book import Chain
 from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
+from filters.gathering import Single, Way
 from filters.pools import Pools
 
 T = TypeVar("T")
@@ -337,6 +338,80 @@ class Flights(Protocol):
         Nothing is awaited: what has to be asked elsewhere is on its way, and `Seat.answer` waits
         for it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A request for one embedding that may be asked together with others."""
+
+    way: Way
+    single: Single
+    pool: str
+    path: str
+    headers: Mapping[str, str]
+    """What goes upstream, credentials included."""
+    tenant: str
+    traceparent: str = ""
+
+    @property
+    def alike(self) -> Hashable:
+        """What is equal for those that may be asked together: all but the text itself."""
+        single, headers = self.single, frozenset(self.headers.items())
+        return self.tenant, self.pool, self.path, headers, single.kind, single.rest
+
+
+class Berth(Protocol):
+    """One request's place among those alike. `leave` is to be called in the end, in any case."""
+
+    leads: bool
+    """It goes by itself and at once; others wait until it is answered, or wait no longer."""
+    size: int
+    """How many were asked with it, itself among them; 0: none was."""
+    why: str
+    """Why it goes by itself after it was to go with others; empty where it was not."""
+
+    async def answer(self) -> Answer | None:
+        """Return what the upstream says of it; None: it goes by itself.
+
+        A caller that is cancelled has left.
+        """
+
+    def leave(self) -> None:
+        """Let go of the place; returns at once and may be called again."""
+
+
+class Batches(Protocol):
+    """Asks for several embeddings in one call. Waits for nothing itself, never fails."""
+
+    def take(self, part: Part, *, most: int, wait_s: float, deadline_s: float) -> Berth:
+        """Take a place among those alike; nobody waits where none of them is under way.
+
+        A batch goes when it has `most`, when nothing like it is under way any more, or `wait_s`
+        after its first came. `deadline_s` is how long its answer is waited for.
+        """
+
+
+class NoBatches:
+    """A `Batches` that has everybody go by themselves."""
+
+    def take(self, part: Part, *, most: int, wait_s: float, deadline_s: float) -> Berth:
+        """Have it go by itself."""
+        return _Apart()
+
+
+class _Apart:
+    """The place of one that goes by itself, and that nobody waits for."""
+
+    leads = False
+    size = 0
+    why = ""
+
+    async def answer(self) -> Answer | None:
+        """Return None."""
+        return None
+
+    def leave(self) -> None:
+        """Do nothing."""
 
 
 class Clock(Protocol):
@@ -707,6 +782,7 @@ class Ports:
     limits: Limits = field(default_factory=NoLimits)
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
+    batches: Batches = field(default_factory=NoBatches)
     pools: Pools = field(default_factory=Pools)
     """What the settings say of pools; replaced with them."""
 
@@ -854,6 +930,8 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    relayed: bool = False
+    """The upstream said it, asked by another way: it passes the filters before as a reply does."""
 
 
 class Continue(enum.Enum):
