@@ -242,7 +242,8 @@ class EgressBatches:
             headers["traceparent"] = first.traceparent
         if self._http is None:
             self._http = open_egress(self._egress)
-        url = URL(path, encoded=True)
+        # What stands behind two slashes, or a scheme, would be another host than the listener's.
+        url = URL("/" + path.lstrip("/"), encoded=True)
         try:
             async with (
                 asyncio.timeout(deadline_s),

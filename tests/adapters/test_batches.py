@@ -250,6 +250,17 @@ async def test_a_call_has_the_headers_of_its_requests(egress: Egress) -> None:
     assert TRACE == request.headers["traceparent"]
 
 
+@pytest.mark.parametrize("before", ["//elsewhere", "///elsewhere:80", "http://elsewhere"])
+async def test_no_path_leads_past_the_proxy(egress: Egress, before: str) -> None:
+    """A client's path with a host in it would take the credentials there."""
+    path = before + PATH
+    first, *others = (egress.berth(text, path=path) for text in ("0", "1", "2"))
+    first.leave()
+    await given(*others)
+    (request,) = egress.received
+    assert ("forebay", f"/{before.lstrip('/')}{PATH}") == (request.host, request.raw_path)
+
+
 async def test_what_a_reply_says_of_itself_is_given_to_all(egress: Egress) -> None:
     """But not what belongs to one connection, or what only the gateway may say."""
     body = encode(openai_embeddings({"model": "m", "input": ["one", "two"]})[1])

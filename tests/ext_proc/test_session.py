@@ -29,6 +29,7 @@ from ext_proc.session import CROWDED, WholeBody, tenant_of
 from filters import cache_record
 from filters.api import (
     CONTINUE,
+    Answer,
     Config,
     Cut,
     Delta,
@@ -722,6 +723,54 @@ def test_the_books_are_told_what_was_asked_for_and_cut() -> None:
     made.receive(*request())
     [facts] = made.books.ended
     assert (Task("translate", "legal", 0.93), [Cut("judge.all", 7, 3)]) == (facts.task, facts.cuts)
+
+
+class Relay(Filter[Config]):
+    """Answers with what the upstream said by another way."""
+
+    name: ClassVar[str] = "relay"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_request(self, exchange: Exchange) -> Verdict:
+        exchange.pool = "best_effort"
+        return Answer(200, {"content-type": JSON, "x-request-id": "r"}, VECTOR, relayed=True)
+
+
+EMBED: Final = b'{"model":"m","input":"calm"}'
+VECTOR: Final = (
+    b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5]}],'
+    b'"model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}'
+)
+
+
+def test_what_is_relayed_passes_the_filters_before_as_a_reply() -> None:
+    """It is stored, and counted as what the pool said; the client gets its headers."""
+    made = Stage({"all": [FAQ, (Relay, Config())]})
+    made.open("all")
+    (_, respond) = made.receive(*request(EMBED, "openai.embeddings"))
+    assert isinstance(respond, Respond)
+    assert (200, VECTOR, "r") == (respond.status, respond.body, respond.headers["x-request-id"])
+    told = {name: respond.headers[name] for name in ("x-model-quality", "x-forebay-pool")}
+    assert {"x-model-quality": "BEST_EFFORT", "x-forebay-pool": "best_effort"} == told
+    [facts] = made.books.ended
+    assert (Outcome.COMPLETE, "best_effort") == (facts.outcome, facts.pool)
+    assert facts.usage is not None
+    assert 3 == facts.usage.input
+    made.open("all")
+    (_, hit) = made.receive(*request(EMBED, "openai.embeddings"))
+    assert isinstance(hit, Respond)
+    assert ("HIT", VECTOR) == (hit.headers["x-cache"], hit.body)
+
+
+def test_what_is_relayed_costs_nothing_where_nobody_looks() -> None:
+    """No filter asked for the reply: it is not read."""
+    made = Stage({"all": [(Relay, Config())]})
+    made.open("all")
+    (_, respond) = made.receive(*request(EMBED, "openai.embeddings"))
+    assert isinstance(respond, Respond)
+    assert VECTOR == respond.body
+    [facts] = made.books.ended
+    assert (Outcome.COMPLETE, None) == (facts.outcome, facts.usage)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
