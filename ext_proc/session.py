@@ -610,9 +610,12 @@ class Session:
         """Show events to the filters; return what the client gets."""
         deltas: list[Delta] = []
         for event in events:
+            if event.data:
+                self._last_event = event
             try:
                 if has_too_many_containers(event.data):
                     delta = Delta(event.raw)
+                    self._settled = True
                 elif isinstance(framer, WholeBody):
                     delta = _whole_reply(exchange.dialect, event)
                 else:
@@ -620,6 +623,7 @@ class Session:
             except Exception as error:  # noqa: BLE001 - fail-open: the bytes reach the client
                 note_failure(exchange, exchange.dialect.name, error)
                 delta = Delta(event.raw)
+                self._settled = True
             self._count(delta)
             deltas.extend(run.delta(exchange, delta))
         return deltas
@@ -629,12 +633,13 @@ class Session:
         facts = self._facts
         if facts is None:
             return
-            if event.data:
-                self._last_event = event
         if delta.usage is not None:
             facts.usage = _greatest(delta.usage, facts.usage)
         facts.finish = delta.finish or facts.finish
-                    self._settled = True
+        if delta.done or delta.finish or delta.failed:
+            self._settled = True
+            if delta.failed and facts.broken is None:
+                facts.broken = Break.FAILED
         if not delta.text:
             return
         at = self._gateway.clock.monotonic_ns()
@@ -642,7 +647,6 @@ class Session:
             facts.first_token_ns = at - self._started_ns
         elif len(facts.token_gaps_ns) < MOST_TOKEN_GAPS:
             facts.token_gaps_ns.append(at - self._last_token_ns)
-                self._settled = True
         self._last_token_ns = at
 
     # --- End -------------------------------------------------------------------------------------
@@ -655,10 +659,6 @@ class Session:
         """
         self._outcome = outcome
         await self._peer.send(command)
-        if delta.done or delta.finish or delta.failed:
-            self._settled = True
-            if delta.failed and facts.broken is None:
-                facts.broken = Break.FAILED
         self._peer.close()
         await self._finish(outcome)
 
@@ -670,6 +670,9 @@ class Session:
         facts = self._facts
         if not self._ended and facts is not None:
             facts.outcome = outcome
+            stream = self._framer is not None and not isinstance(self._framer, WholeBody)
+            if stream and not self._settled and outcome is Outcome.GONE:
+                facts.broken = Break.CUT
         self._ended = True
         try:
             if self._run is not None and self._exchange is not None and facts is not None:
@@ -689,9 +692,6 @@ class Session:
 
 
 class WholeBody:
-            stream = self._framer is not None and not isinstance(self._framer, WholeBody)
-            if stream and not self._settled and outcome is Outcome.GONE:
-                facts.broken = Break.CUT
     """A framer for a plain reply: one event that is the whole body, if it is not too long."""
 
     def __init__(self, most_bytes: int = MOST_REPLY_BYTES) -> None:

@@ -196,8 +196,8 @@ class Delta:
     finish: Finish | None = None
     usage: Usage | None = None
     done: bool = False
-
     failed: bool = False
+
 
 # --- The dialect ---------------------------------------------------------------------------------
 
@@ -251,13 +251,13 @@ class Dialect(Protocol):
     def error(self, status: int, text: str) -> bytes:
         """Return an error body in the provider's own shape."""
 
-
     def broken(self, last: Event | None, why: str) -> tuple[str, bytes] | None:
         """Return name and data of the event that says that a stream broke off, and why.
 
         `last` is the last event with data that came before, None when none did. None as well where
         that is no event of this dialect: who ends such a stream, and how, is not known here.
         """
+
 
 # --- The ports -----------------------------------------------------------------------------------
 
@@ -782,6 +782,7 @@ class Ports:
     limits: Limits = field(default_factory=NoLimits)
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
+    batches: Batches = field(default_factory=NoBatches)
     pools: Pools = field(default_factory=Pools)
     """What the settings say of pools; replaced with them."""
 
@@ -814,7 +815,6 @@ class Outcome(enum.StrEnum):
 
     FORWARDED = "forwarded"
     """Handed to the proxy: nobody needed its end, or nobody can tell how it ended."""
-    batches: Batches = field(default_factory=NoBatches)
     ANSWERED = "answered"
     """A filter answered in the upstream's stead."""
     COMPLETE = "complete"
@@ -930,6 +930,8 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    relayed: bool = False
+    """The upstream said it, asked by another way: it passes the filters before as a reply does."""
 
 
 class Continue(enum.Enum):
@@ -962,8 +964,6 @@ class Filter(Generic[ConfigT]):
     config_type: ClassVar[type[Config]]
     edits_stream: ClassVar[bool] = False
     """It changes or holds back what the client receives, instead of only watching it."""
-    relayed: bool = False
-    """The upstream said it, asked by another way: it passes the filters before as a reply does."""
     counts_tokens: ClassVar[bool] = False
     """It asks `ports.tokens.count`, for which an encoding is loaded early."""
     bundled: ClassVar[Sequence[str]] = ()
