@@ -38,6 +38,7 @@ from ext_proc.yaml_file import Problem, found
 from filters.api import Filter
 from filters.cache_rules import VARIANT_HEADERS
 from filters.classify import ClassifyFilter
+from filters.gather import GatherFilter
 from filters.pick import PickFilter
 from filters.pipeline import SPARE_S, patience_s, waits_s
 from filters.route import RouteFilter
@@ -583,8 +584,15 @@ def _egress_is_there(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         for kind, config in profile.filters
         if clusters_in(config)
     ]
-    shadowed = [f"pools.{name}.stage" for name, pool in settings.pools.items() if pool.stage]
-    asking += shadowed
+    # What these ask is what clients ask.
+    again = [f"pools.{name}.stage" for name, pool in settings.pools.items() if pool.stage]
+    again += [
+        f"profiles.{profile.name}.{kind.name}"
+        for profile in settings.profiles.values()
+        for kind, _ in profile.filters
+        if kind is GatherFilter
+    ]
+    asking += again
     if not asking:
         return
     egress = parse_listen(settings.server.egress)
@@ -602,12 +610,12 @@ def _egress_is_there(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
         yield place.problem("static_resources.listeners", message)
     for listener in found_here:
         yield from _good_egress(listener)
-        if shadowed:
-            yield from _egress_takes_all(listener, shadowed[0])
+        if again:
+            yield from _egress_takes_all(listener, again[0])
 
 
 def _egress_takes_all(listener: Listener, who: str) -> Iterator[Problem]:
-    """Look for a route that takes whatever clients ask: a shadow is asked the same."""
+    """Look for a route that takes whatever clients ask, for `who` asks the same."""
     routes = [
         (path, levels[-1])
         for path, levels in listener.routes()
