@@ -34,6 +34,7 @@ from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.stages import PoolStages, Shape, Stage
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
+from ext_proc.adapters.wheel import TimerWheel
 from ext_proc.adapters.workers import WorkerPool
 from ext_proc.admin import Admin
 from ext_proc.cache_desk import CacheDesk
@@ -144,6 +145,7 @@ async def running(
     batches = open_batches(settings, clock, telemetry)
     breakers = PoolBreakers(clock, telemetry.log)
     telemetry.metrics.registry.register(PoolBreakerFigures(breakers.figures))
+    wheel = TimerWheel(clock)
     ports = Ports(
         store=store,
         flights=flights,
@@ -157,7 +159,9 @@ async def running(
         stages=stages,
         breakers=breakers,
         batches=batches,
+        wheel=wheel,
     )
+    telemetry.read("pace_streams", "Streams of which something waits", lambda: wheel.pending)
     telemetry.read(
         "most_exchanges",
         "Exchanges that may be open at once",

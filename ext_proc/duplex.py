@@ -26,7 +26,8 @@ from ext_proc.codec import (
     in_chunks,
 )
 from ext_proc.conversation import Message, Phase, advance
-from ext_proc.session import Gateway, Peer, Session
+from ext_proc.outflow import Peer
+from ext_proc.session import Gateway, Session
 
 
 class DuplexSession:
@@ -42,8 +43,9 @@ class DuplexSession:
     ) -> None:
         self._peer: Final = peer
         self._inner: Final = _Translator(peer, route)
+        duplex = route.reply is Sent.FULL_DUPLEX
         self._session: Final = Session(
-            gateway, self._inner, profile=profile, traceparent=traceparent
+            gateway, self._inner, profile=profile, traceparent=traceparent, duplex=duplex
         )
         self._most_bytes: Final = gateway.most_body_bytes
         self._asks: Final = route.request is Sent.FULL_DUPLEX
@@ -209,10 +211,21 @@ class _Translator:
         """The session is done."""
         self.answered = False
         """The client has its answer from us: nothing more is wanted."""
+        self.posted = False
+        """Something was sent that no message asked for."""
         self.mute = False
 
     def close(self) -> None:
         self.closed = True
+        if self.posted:  # nobody else looks: it is the end of a reply whose pieces had to wait
+            self._peer.close()
+
+    def has_room(self) -> bool:
+        return self._peer.has_room()
+
+    def post(self, command: Command) -> None:
+        self.posted = True
+        self._peer.post(command)
 
     async def go_on(self) -> None:
         """Send what was held of the reply to the headers, if anything was."""

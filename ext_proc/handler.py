@@ -81,11 +81,15 @@ class ExtProc:
 class _EncodingPeer:
     """A session's peer over a stream of bytes."""
 
-    __slots__ = ("_stream", "close")
+    __slots__ = ("_stream", "close", "has_room")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.close = stream.close
+        self.has_room = stream.has_room
 
     async def send(self, command: Command) -> None:
         await self._stream.send(encode(command))
+
+    def post(self, command: Command) -> None:
+        self._stream.post(encode(command))

@@ -27,10 +27,12 @@ from ext_proc.codec import (
     Pass,
     Respond,
     Sent,
+    Stream,
     Trailers,
     in_chunks,
 )
 from ext_proc.conversation import Message, Phase, advance
+from ext_proc.outflow import Outflow, Peer
 from ext_proc.waiting import told_before_waiting
 from filters.api import (
     Answer,
@@ -40,6 +42,7 @@ from filters.api import (
     Dialect,
     Exchange,
     Finish,
+    Holding,
     Need,
     Note,
     Outcome,
@@ -72,16 +75,6 @@ OK: Final = 200
 MOST_MODEL_CHARS: Final = 128  # a client's own words: no name of a model is longer
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
 """A plain reply longer than this is not looked at; it reaches the client all the same."""
-
-
-class Peer(Protocol):
-    """The proxy's end of the stream."""
-
-    async def send(self, command: Command) -> None:
-        """Send a command; waits only when the proxy does not read."""
-
-    def close(self) -> None:
-        """End the stream after what was sent: the proxy goes on alone."""
 
 
 @dataclass(slots=True)
@@ -184,6 +177,7 @@ class Session:
 
     __slots__ = (
         "_dialect",
+        "_duplex",
         "_ended",
         "_error",
         "_exchange",
@@ -195,6 +189,7 @@ class Session:
         "_last_token_ns",
         "_mode",
         "_outcome",
+        "_outflow",
         "_peer",
         "_phase",
         "_picks",
@@ -209,9 +204,18 @@ class Session:
     )  # fmt: skip
 
     def __init__(
-        self, gateway: Gateway, peer: Peer, *, profile: str | None, traceparent: str | None
+        self,
+        gateway: Gateway,
+        peer: Peer,
+        *,
+        profile: str | None,
+        traceparent: str | None,
+        duplex: bool = False,
     ) -> None:
-        """Open an exchange for the profile that the route named, if it named one."""
+        """Open an exchange for the profile that the route named, if it named one.
+
+        `duplex` says that the proxy sends replies in full duplex, asked or not.
+        """
         self._gateway = gateway
         self._peer = peer
         self._profile_name = profile
@@ -231,6 +235,9 @@ class Session:
         self._run: Run | None = None
         self._framer: Framer | WholeBody | None = None
         self._mode = Mode.NONE
+        self._duplex = duplex
+        self._outflow: Outflow | None = None
+        """None where nothing of the reply has to wait."""
         self._settled = False
         """A streamed answer ended or failed, or cannot be told from one that did."""
         self._last_event: StreamEvent | None = None
@@ -506,6 +513,9 @@ class Session:
         if event.message is Message.REQUEST_TRAILERS:
             await self._peer.send(Pass(event.message))
             return
+        if self._outflow is not None:
+            await self._on_flow(event, self._outflow)
+            return
         left = b"".join(delta.raw for delta in self._read(b"", last=True))
         if left and self._mode is Mode.FULL_DUPLEX:
             for piece in in_chunks(left, last=False, message=Message.RESPONSE_BODY):
@@ -551,11 +561,22 @@ class Session:
                 exchange.note("reply.skip", "content type")
                 return Mode.NONE
             self._framer = WholeBody()
-        edits = self._profile is not None and self._profile.pipeline.edits_stream
-        return Mode.FULL_DUPLEX if edits else Mode.STREAMED
+        profile, run = self._profile, self._run
+        assert profile is not None  # with the exchange
+        assert run is not None
+        edits, holding = profile.pipeline.edits_stream, profile.pipeline.holding
+        if not holding or isinstance(self._framer, WholeBody):
+            return Mode.FULL_DUPLEX if edits else Mode.STREAMED
+        cut = edits or holding is Holding.CUT or self._duplex
+        ports, over = profile.pipeline.ports, self._completed
+        self._outflow = Outflow(self._peer, run, exchange, ports, cut=cut, over=over)
+        return Mode.FULL_DUPLEX if cut else Mode.STREAMED
 
     async def _on_response_body(self, event: Body) -> None:
         """Pass a chunk on at once where filters only watch; else send what they made of it."""
+        if self._outflow is not None:
+            await self._on_flow(event, self._outflow)
+            return
         edits = self._mode is Mode.FULL_DUPLEX
         commands: Iterable[Command] = (Pass(event.message),)
         if edits or event.last:  # the end may need a word from us
@@ -576,6 +597,31 @@ class Session:
         if event.last:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
+
+    async def _on_flow(self, event: Body | Trailers, outflow: Outflow) -> None:
+        """Send what is due; when the upstream's reply is over, the client's may not be."""
+        exchange, run = self._exchange, self._run
+        assert exchange is not None  # they are there with the flow
+        assert run is not None
+        data = event.data if isinstance(event, Body) else b""
+        deltas = self._read(data, last=event.last)
+        if event.last:
+            deltas += run.end(exchange)
+        if isinstance(event, Trailers):
+            over = await outflow.end(deltas, Pass(event.message))
+        else:
+            last: Command = Pass(event.message)
+            if self._mode is Mode.FULL_DUPLEX:
+                last = Stream(b"", last=True)
+            elif self._error:
+                last = Forward({}, body=event.data + self._error, message=event.message)
+            over = await outflow.take(event, deltas, last)
+        if over:
+            self._peer.close()
+            await self._finish(Outcome.COMPLETE)
+
+    def _completed(self) -> None:
+        self._outcome = Outcome.COMPLETE
 
     def _read(self, data: bytes, *, last: bool) -> list[Delta]:
         """Cut bytes into deltas and show them to the filters; return what the client gets."""
@@ -612,6 +658,8 @@ class Session:
         for event in events:
             if event.data:
                 self._last_event = event
+            if self._outflow is not None:
+                self._outflow.seen_bytes += len(event.raw)
             try:
                 if has_too_many_containers(event.data):
                     delta = Delta(event.raw)
@@ -674,6 +722,8 @@ class Session:
             if stream and not self._settled and outcome is Outcome.GONE:
                 facts.broken = Break.CUT
         self._ended = True
+        if self._outflow is not None:
+            self._outflow.close()
         try:
             if self._run is not None and self._exchange is not None and facts is not None:
                 await self._run.finish(self._exchange, facts.outcome)

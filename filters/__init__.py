@@ -9,6 +9,7 @@ from filters.canary import CanaryFilter
 from filters.classify import ClassifyFilter
 from filters.clean import CleanFilter
 from filters.gather import GatherFilter
+from filters.pace import PaceFilter
 from filters.params import ParamsFilter
 from filters.pick import PickFilter
 from filters.route import RouteFilter
@@ -18,6 +19,7 @@ from filters.think import ThinkFilter
 
 BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     # In the order in which a request passes them; a reply passes them the other way.
+    "pace": PaceFilter,
     "clean": CleanFilter,
     "shape": ShapeFilter,
     "params": ParamsFilter,

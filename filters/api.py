@@ -246,6 +246,10 @@ class Dialect(Protocol):
         """Return a plain reply that says `reply.text` and ended by itself; None: none is a text.
 
         `name` is what its ids are made of, `at_s` Unix time.
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each of `parts`, which join to the text of the event `raw`.
+
+        All have its ids, the last alone its finish and usage. None where that cannot be done.
         """
 
     def error(self, status: int, text: str) -> bytes:
@@ -551,6 +555,12 @@ class Replicas(Protocol):
         A pool that sets no bound always has.
         """
 
+    def gpu_usage(self, pool: str, address: str) -> float | None:
+        """Return for what part of its time a replica's GPU works, 0 to 1; None: not known.
+
+        Of an `address` that is not known, the mean of those of the pool that tell.
+        """
+
 
 class NoReplicas:
     """A `Replicas` that knows none: the proxy chooses."""
@@ -584,6 +594,10 @@ class NoReplicas:
     def full_s(self, pool: str, subset: Collection[str] | None = None) -> float:
         """Refuse nobody."""
         return 0.0
+
+    def gpu_usage(self, pool: str, address: str) -> float | None:
+        """Know of none."""
+        return None
 
 
 class Lease(Protocol):
@@ -766,6 +780,38 @@ class NoStages:
         """Count nothing."""
 
 
+class Alarm(Protocol):
+    """A call to come."""
+
+    def cancel(self) -> None:
+        """Forget it, and all that it would have reached; may be called again, and afterwards."""
+
+
+class Wheel(Protocol):
+    """Calls back later. One timer serves all who wait, so that one that waits costs no task."""
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> Alarm:
+        """Call when `Clock.monotonic_ns` says `when_ns`, or some milliseconds later.
+
+        What lies behind is called soon, and not before this returned.
+        """
+
+
+class _Never:
+    """A call that never comes."""
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
+class NoWheel:
+    """A `Wheel` that stands still."""
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> Alarm:
+        """Forget it."""
+        return _Never()
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside that a filter may ask."""
@@ -783,6 +829,7 @@ class Ports:
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
     batches: Batches = field(default_factory=NoBatches)
+    wheel: Wheel = field(default_factory=NoWheel)
     pools: Pools = field(default_factory=Pools)
     """What the settings say of pools; replaced with them."""
 
@@ -953,6 +1000,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
+class Holding(enum.IntEnum):
+    """Whether a filter has pieces of a stream wait; a plain reply never does."""
+
+    NOTHING = 0
+    WHOLE = 1
+    """As they came: what waits can still reach the client should this process die."""
+    CUT = 2
+    """It also puts others in their place, as one that `edits_stream`."""
+
+
 class Filter(Generic[ConfigT]):
     """One step of a profile. One instance serves one exchange, so its state is plain attributes.
 
@@ -963,7 +1020,7 @@ class Filter(Generic[ConfigT]):
     """Config key, metric label and stage name; the same word as the module."""
     config_type: ClassVar[type[Config]]
     edits_stream: ClassVar[bool] = False
-    """It changes or holds back what the client receives, instead of only watching it."""
+    """It changes what the client receives, plain replies too, instead of only watching it."""
     counts_tokens: ClassVar[bool] = False
     """It asks `ports.tokens.count`, for which an encoding is loaded early."""
     bundled: ClassVar[Sequence[str]] = ()
@@ -995,6 +1052,11 @@ class Filter(Generic[ConfigT]):
         """
         return 0.0
 
+    @classmethod
+    def holding(cls, config: ConfigT) -> Holding:
+        """Tell whether it has a stream wait: then `wake_ns` says when `on_time` is to be called."""
+        return Holding.NOTHING
+
     async def on_request(self, exchange: Exchange) -> Verdict:
         """See the whole request; change it, answer it, or let it go on."""
         return CONTINUE
@@ -1005,6 +1067,26 @@ class Filter(Generic[ConfigT]):
     def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
         """See one piece of the reply, a plain JSON reply being one; return what takes its place."""
         return (delta,)
+
+    def on_end(self, exchange: Exchange) -> Iterable[Delta]:
+        """See that the upstream's reply is over, its last piece seen; return what is due.
+
+        What is not, goes with `on_time`: until nothing waits the client's reply is not over. An
+        upstream that breaks off ends the exchange by `on_finish` alone.
+        """
+        return ()
+
+    def wake_ns(self) -> int | None:
+        """Return when `on_time` is to be called, by `Clock.monotonic_ns`; None: nothing waits."""
+        return None
+
+    def on_time(self, exchange: Exchange) -> Iterable[Delta]:
+        """Return what is due, to be sent in one; called again while `wake_ns` lies behind."""
+        return ()
+
+    def let_go(self) -> Iterable[Delta]:
+        """Return all that waits, in its order: the filter failed, and the client needs it."""
+        return ()
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let go of everything held. Runs exactly once for every filter that saw the request."""

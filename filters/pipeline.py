@@ -7,11 +7,11 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from filters.api import Answer, Config, Delta, Exchange, Filter, Outcome, Ports
+from filters.api import Answer, Config, Delta, Exchange, Filter, Holding, Outcome, Ports
 from filters.errors import FilterError, PortError
 
 AnyFilter = Filter[Any]
@@ -32,6 +32,10 @@ class Stage:
     on_response: bool
     on_delta: bool
     on_finish: bool
+    holding: Holding = Holding.NOTHING
+
+
+_Watcher: TypeAlias = tuple[Stage, AnyFilter]
 
 
 class Pipeline:
@@ -48,11 +52,14 @@ class Pipeline:
                 on_response=kind.on_response is not Filter.on_response,
                 on_delta=kind.on_delta is not Filter.on_delta,
                 on_finish=kind.on_finish is not Filter.on_finish,
+                holding=kind.holding(config),
             )
             for kind, config in filters
         )
         self.edits_stream: Final = any(stage.filter_type.edits_stream for stage in self.stages)
-        """Some filter changes or holds back what the client receives; the rest only watch."""
+        """Some filter changes what the client receives."""
+        self.holding: Final = max((one.holding for one in self.stages), default=Holding.NOTHING)
+        """Some filter has what the client receives of a stream wait."""
         self.patience_s: Final = patience_s((one.filter_type, one.config) for one in self.stages)
         """How long the proxy is to wait for a request's filters; 0: as it does by itself."""
 
@@ -120,18 +127,74 @@ class Run:
                 for stage, instance in reversed(self._reached)
                 if stage.on_delta and instance not in self._failed
             ]
-        deltas: Sequence[Delta] = (delta,)
-        for watcher in tuple(self._watchers):
+        return self._through(exchange, (delta,), self._watchers)
+
+    def _through(
+        self, exchange: Exchange, deltas: Sequence[Delta], watchers: Iterable[_Watcher]
+    ) -> Sequence[Delta]:
+        """Pass pieces through some filters, in the order of the reply."""
+        for watcher in tuple(watchers):
             stage, instance = watcher
             # A filter that edits works on copies: what it did before it failed is undone.
             given = [replace(one) for one in deltas] if stage.filter_type.edits_stream else deltas
             try:
                 deltas = [out for one in given for out in instance.on_delta(exchange, one)]
             except Exception as error:  # noqa: BLE001 - fail-open: it sees no further deltas
-                self._watchers.remove(watcher)
-                self._failed.append(instance)
-                note_failure(exchange, instance.name, error)
+                deltas = [*self._drop(exchange, watcher, error), *deltas]
         return deltas
+
+    def _drop(self, exchange: Exchange, watcher: _Watcher, error: Exception) -> Sequence[Delta]:
+        """Go on without a filter; return what it had wait."""
+        stage, instance = watcher
+        assert self._watchers is not None  # it is one of them
+        self._watchers.remove(watcher)
+        self._failed.append(instance)
+        note_failure(exchange, instance.name, error)
+        if not stage.holding:
+            return ()
+        try:
+            return tuple(instance.let_go())
+        except Exception as another:  # noqa: BLE001 - what it had wait is lost
+            note_failure(exchange, instance.name, another)
+            return ()
+
+    def end(self, exchange: Exchange) -> Sequence[Delta]:
+        """Tell the filters that hold something that nothing more comes; return what is due."""
+        return self._asked(exchange, lambda instance: instance.on_end(exchange))
+
+    def due(self, exchange: Exchange, now_ns: int) -> Sequence[Delta]:
+        """Return what the filters that hold something have due, to be sent in one."""
+
+        def ask(instance: AnyFilter) -> Iterable[Delta]:
+            wake_ns = instance.wake_ns()
+            return () if wake_ns is None or wake_ns > now_ns else instance.on_time(exchange)
+
+        return self._asked(exchange, ask)
+
+    def _asked(
+        self, exchange: Exchange, ask: Callable[[AnyFilter], Iterable[Delta]]
+    ) -> Sequence[Delta]:
+        """Join what filters give unasked; those behind a filter see what it gives."""
+        given: Sequence[Delta] = ()
+        watchers = tuple(self._watchers or ())
+        for watcher in watchers:
+            if given:
+                given = self._through(exchange, given, (watcher,))
+            if watcher[0].holding and watcher[1] not in self._failed:
+                try:
+                    given = (*given, *ask(watcher[1]))
+                except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
+                    given = (*given, *self._drop(exchange, watcher, error))
+        return given
+
+    def wake_ns(self) -> int | None:
+        """Return when to call `due`, or None while no filter has anything wait."""
+        wakes = [
+            wake_ns
+            for stage, instance in self._watchers or ()
+            if stage.holding and (wake_ns := instance.wake_ns()) is not None
+        ]
+        return min(wakes, default=None)
 
     async def finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let every filter that saw the request let go of what it holds.

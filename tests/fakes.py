@@ -375,6 +375,11 @@ class FakeReplicas:
     """What `full_s` says of every pool."""
     reading: Callable[[Prompt, bool], Chain | None] | None = None
     """What prompts are cut into; None: they are not read."""
+    gpus: Mapping[str, float] = field(default_factory=dict)
+    """How busy the GPU of an address is."""
+
+    def gpu_usage(self, pool: str, address: str) -> float | None:
+        return self.gpus.get(address)
 
     def has(self, pool: str) -> bool:
         return pool in self.addresses
@@ -524,6 +529,42 @@ class FakeBatches:
         return self.berths.pop(0) if self.berths else FakeBerth(leads=True)
 
 
+class FakeWheel:
+    """A `Wheel` that is turned by hand, and the time of its clock with it."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.alarms: list[FakeAlarm] = []
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> FakeAlarm:
+        alarm = FakeAlarm(self, when_ns, call)
+        self.alarms.append(alarm)
+        return alarm
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass; each call comes when it is due."""
+        end_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
+        while self.alarms:
+            alarm = min(self.alarms, key=lambda one: one.when_ns)
+            if alarm.when_ns > end_ns:
+                break
+            self._clock.advance(max(0, alarm.when_ns - self._clock.monotonic_ns()) / 1e9)
+            self.alarms.remove(alarm)
+            alarm.call()
+        self._clock.advance((end_ns - self._clock.monotonic_ns()) / 1e9)
+
+
+@dataclass(eq=False)
+class FakeAlarm:
+    wheel: FakeWheel
+    when_ns: int
+    call: Callable[[], None]
+
+    def cancel(self) -> None:
+        if self in self.wheel.alarms:
+            self.wheel.alarms.remove(self)
+
+
 def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
     """Return fakes of every port; `others` take the place of those of their names."""
     clock = clock or FakeClock()
@@ -541,5 +582,6 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "breakers": FakeBreakers(),
         "stages": FakeStages(),
         "batches": FakeBatches(),
+        "wheel": FakeWheel(clock),
     }
     return Ports(**ports | others)

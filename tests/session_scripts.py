@@ -147,11 +147,20 @@ class ScriptedPeer:
     transcript: Transcript
     commands: list[Command] = field(default_factory=list)
     closed: bool = False
+    reads: bool = True
 
     async def send(self, command: Command) -> None:
         if not self.closed:
             self.commands.append(command)
             self.transcript.add(*_command(command))
+
+    def post(self, command: Command) -> None:
+        if not self.closed:
+            self.commands.append(command)
+            self.transcript.add(*_command(command))
+
+    def has_room(self) -> bool:
+        return self.reads
 
     def close(self) -> None:
         if not self.closed:

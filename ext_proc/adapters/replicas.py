@@ -293,6 +293,17 @@ class FollowedReplicas:
         asked = [replicas[name] for name in names if name not in self._refusing]
         return bound.retry_s if asked and load(asked, bound, now_s) >= 1 else 0.0
 
+    def gpu_usage(self, pool: str, address: str) -> float | None:
+        """See `filters.api.Replicas`."""
+        known = self._pools.get(pool)
+        if known is None:
+            return None
+        replicas, now_s = known.picker.replicas, _seconds(self._clock)
+        asked = [replicas[address]] if address in replicas else replicas.values()
+        told = [said.gpu_usage for one in asked if (said := one.fresh(now_s)) is not None]
+        shares = [share for share in told if share is not None]
+        return sum(shares) / len(shares) if shares else None
+
     def figures(self) -> Mapping[str, Figures]:
         """Return how each pool is."""
         now_s = _seconds(self._clock)

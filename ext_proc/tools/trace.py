@@ -178,6 +178,12 @@ class _Proxy:
     async def send(self, command: Command) -> None:
         self._kept.commands.append(command)
 
+    def post(self, command: Command) -> None:
+        self._kept.commands.append(command)
+
+    def has_room(self) -> bool:
+        return True
+
     def close(self) -> None:
         """Nothing holds anything."""
 

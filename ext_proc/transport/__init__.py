@@ -25,6 +25,12 @@ class Stream(Protocol):
     async def send(self, message: bytes) -> None:
         """Send a message; waits only when the peer does not read. Nothing is sent once it left."""
 
+    def post(self, message: bytes) -> None:
+        """Send a message that answers none, at any time; to be called only where `has_room`."""
+
+    def has_room(self) -> bool:
+        """Tell whether the peer reads what is sent."""
+
     def close(self) -> None:
         """End the stream with success after what was sent; later messages are not handed over."""
 

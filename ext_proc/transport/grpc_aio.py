@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,7 +26,9 @@ from ext_proc.transport.identity import Identity
 class GrpcStream:
     """A stream over a grpc.aio context."""
 
-    __slots__ = ("_context", "closed", "failure", "metadata", "state")
+    __slots__ = (
+        "_context", "_posted", "_reader", "_writer", "closed", "failure", "metadata", "state"
+    )  # fmt: skip
 
     def __init__(self, context: ServicerContext[bytes, bytes]) -> None:
         self._context = context
@@ -36,15 +40,64 @@ class GrpcStream:
         self.state: Any = None
         self.closed = False
         self.failure: str | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        """The task of the read loop, while it reads."""
+        self._writer: asyncio.Task[None] | None = None
+        self._posted: deque[bytes] = deque()
+
+    async def read(self) -> Any:
+        """Return the next message, or `EOF`."""
+        task = self._reader = asyncio.current_task()
+        assert task is not None  # of grpc.aio, which calls
+        try:
+            return await self._context.read()
+        except asyncio.CancelledError:
+            if self._reader is not None:
+                raise
+            task.uncancel()
+            return EOF  # the stream was closed by us
+        finally:
+            self._reader = None
 
     async def send(self, message: bytes) -> None:
         """Write at once: grpc.aio waits when its flow-control window is full."""
+        if self._writer is not None:
+            await self.written()
         if not self.closed:
             await self._context.write(message)
 
+    def post(self, message: bytes) -> None:
+        """Write in a task: grpc.aio takes one message at a time."""
+        if self.closed:
+            return
+        self._posted.append(message)
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._posted:
+                await self._context.write(self._posted.popleft())
+        except Exception:  # noqa: BLE001 - the peer left, which the read loop hears as well
+            self._posted.clear()
+        finally:
+            self._writer = None
+
+    def has_room(self) -> bool:
+        """Tell whether all that was posted went."""
+        return self._writer is None
+
+    async def written(self) -> None:
+        """Wait until all that was posted went."""
+        while self._writer is not None:
+            await asyncio.wait((self._writer,))
+
     def close(self) -> None:
-        """Leave the read loop after the message at hand."""
+        """Leave the read loop after the message at hand, or at once where there is none."""
         self.closed = True
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
 
     def fail(self, reason: str) -> None:
         """Leave the read loop with a status that is not OK."""
@@ -126,10 +179,11 @@ class GrpcServer:
         stream = GrpcStream(context)
         try:
             while not stream.closed:
-                message: Any = await context.read()
+                message = await stream.read()
                 if message is EOF:
                     break
                 await self._handler(stream, message)
+            await stream.written()
         finally:
             # Also when cancelled: a cancellation is delivered once, so this still runs to its end.
             stream.closed = True

@@ -143,6 +143,10 @@ class TurnStream(Stream):
         if not self.write(message):
             await self.turns.room(self)
 
+    def post(self, message: bytes) -> None:
+        """Send a message at any time."""
+        self.write(message)
+
 
 class Turns:
     """Takes what comes for the streams of a connection to their handlers.

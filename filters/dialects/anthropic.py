@@ -38,6 +38,7 @@ from filters.dialects.base import (
     text,
 )
 from filters.dialects.instructions import append_to
+from filters.dialects.splitting import Split
 from filters.dialects.thinking import at_least, lowered
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
@@ -226,6 +227,10 @@ class AnthropicMessages:
                 "output_tokens": usage.output,
             },
         }
+
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each part of the text of one."""
+        return _SPLIT(raw, parts)
 
     def error(self, status: int, text: str) -> bytes:
         """Return an error body with Anthropic's error type for the status."""
@@ -543,5 +548,7 @@ def _unfold(block: dict[str, Json]) -> tuple[dict[str, Json], Iterable[dict[str,
             pass
     return block, deltas
 
+
+_SPLIT: Final = Split(("delta", "text"), every=frozenset(("type", "index")))
 
 ANTHROPIC_MESSAGES: Final = AnthropicMessages()

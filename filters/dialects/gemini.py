@@ -42,6 +42,7 @@ from filters.dialects.base import (
     text,
 )
 from filters.dialects.instructions import append_to
+from filters.dialects.splitting import Split
 from filters.dialects.thinking import at_least, lowered
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
@@ -277,6 +278,10 @@ class Gemini:
             "modelVersion": reply.model,
             "responseId": name,
         }
+
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each part of the text of one."""
+        return _SPLIT(raw, parts)
 
     def error(self, status: int, text: str) -> bytes:
         """Return a Google API error with the `google.rpc` name of the status.
@@ -646,5 +651,10 @@ def _cut(part: dict[str, Json]) -> list[dict[str, Json]]:
         return [{**part, "text": piece} for piece in pieces(text(part["text"]))]
     return [part]
 
+
+_SPLIT: Final = Split(
+    ("candidates", 0, "content", "parts", 0, "text"),
+    every=frozenset(("modelVersion", "responseId", "createTime", "index", "role")),
+)
 
 GEMINI: Final = Gemini()

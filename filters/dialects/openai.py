@@ -62,6 +62,11 @@ _OWN: Final = re.compile(r"(?:^|/)(?:gpt-|chatgpt-|o[1-9](?:-|$))")
 
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/?]+)")
 
+OF_EVERY_CHUNK: Final = frozenset(
+    ("id", "object", "created", "model", "system_fingerprint", "service_tier", "index")
+)
+"""What all chunks of a stream of choices say alike."""
+
 
 def model(document: Document, path: str) -> str:
     """Return the model asked for; Azure names it as a deployment in the path."""

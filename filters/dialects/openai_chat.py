@@ -30,6 +30,7 @@ from filters.dialects.base import (
     text,
 )
 from filters.dialects.instructions import append_to_messages, append_to_question
+from filters.dialects.splitting import Split
 from filters.document import Document, Json, Path
 from filters.errors import NotJson
 from filters.framing import Event, Framer
@@ -121,6 +122,10 @@ class OpenAIChat:
             "choices": [choice],
             "usage": openai.write_usage(reply.usage or Usage()),
         }
+
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each part of the text of one."""
+        return _SPLIT(raw, parts)
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
@@ -381,5 +386,12 @@ def _call_parts(call: dict[str, Json]) -> Iterator[dict[str, Json]]:
             return
     yield call
 
+
+_SPLIT: Final = Split(
+    ("choices", 0, "delta", "content"),
+    every=openai.OF_EVERY_CHUNK,
+    first=frozenset(("role",)),
+    instead={"finish_reason": None, "logprobs": None},
+)
 
 OPENAI_CHAT: Final = OpenAIChat()

@@ -15,6 +15,7 @@ from filters.dialects.base import (
     pieces,
     text,
 )
+from filters.dialects.splitting import Split
 from filters.document import Document, Json, Path
 from filters.errors import NotJson
 from filters.framing import Event, Framer
@@ -88,6 +89,10 @@ class OpenAICompletions:
             "usage": openai.write_usage(reply.usage or Usage()),
         }
 
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each part of the text of one."""
+        return _SPLIT(raw, parts)
+
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
         return openai.error(status, text)
@@ -159,5 +164,11 @@ def _told(choice: dict[str, Json]) -> Iterator[dict[str, Json]]:
         yield {"text": piece, "finish_reason": None}
     yield {**choice, "text": ""}
 
+
+_SPLIT: Final = Split(
+    ("choices", 0, "text"),
+    every=openai.OF_EVERY_CHUNK,
+    instead={"finish_reason": None, "logprobs": None},
+)
 
 OPENAI_COMPLETIONS: Final = OpenAICompletions()

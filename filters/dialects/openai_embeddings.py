@@ -64,6 +64,10 @@ class OpenAIEmbeddings:
         """Return None: embeddings are no text."""
         return None
 
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return None: no stream stands for embeddings."""
+        return None
+
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
         return openai.error(status, text)

@@ -33,6 +33,7 @@ from filters.dialects.base import (
     text,
 )
 from filters.dialects.instructions import append_to, append_to_messages
+from filters.dialects.splitting import Split
 from filters.document import Document, Json, Path, encode
 from filters.errors import NotJson
 from filters.framing import Event, Framer
@@ -220,6 +221,10 @@ class OpenAIResponses:
                 "total_tokens": usage.input + usage.output,
             },
         }
+
+    def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
+        """Return an event for each part of the text of one."""
+        return _SPLIT(raw, parts)
 
     def error(self, status: int, text: str) -> bytes:
         """Return OpenAI's error object."""
@@ -468,5 +473,11 @@ def _growth(
         yield f"{kind}.delta", {**more, "delta": piece}
     yield f"{kind}.done", {**(more if last is None else last), member: whole}
 
+
+_SPLIT: Final = Split(
+    ("delta",),
+    every=frozenset(("type", "item_id", "output_index", "content_index", "sequence_number")),
+    instead={"logprobs": []},
+)
 
 OPENAI_RESPONSES: Final = OpenAIResponses()

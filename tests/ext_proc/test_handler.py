@@ -30,6 +30,12 @@ class OneStream:
     async def send(self, message: bytes) -> None:
         self.sent.append(message)
 
+    def post(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def has_room(self) -> bool:
+        return True
+
     def close(self) -> None:
         self.ends += 1
 

@@ -559,6 +559,12 @@ class Leaving:
         if self._staying < 0:
             raise Cancelled
 
+    def post(self, command: Command) -> None:
+        raise AssertionError("nothing waits")
+
+    def has_room(self) -> bool:
+        return True
+
 
 def test_a_client_that_leaves_with_the_last_byte_had_all_of_it(witnessed: Stage) -> None:
     """The stream may be over before the call that sent the byte returns: the answer is stored."""

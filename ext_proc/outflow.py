@@ -1,0 +1,163 @@
+"""What the client gets of a stream that filters have wait: in order, when it is due, to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+from ext_proc.codec import Body, Command, Pass, Stream, in_chunks
+from ext_proc.conversation import Message
+from filters.api import Alarm, Delta, Exchange, Ports
+from filters.pipeline import Run
+
+AGAIN_NS: Final = 20_000_000
+"""How long to wait before another look at a proxy that does not read."""
+
+
+class Peer(Protocol):
+    """The proxy's end of the stream."""
+
+    async def send(self, command: Command) -> None:
+        """Send a command; waits only when the proxy does not read."""
+
+    def post(self, command: Command) -> None:
+        """Send a command without waiting, where `has_room`."""
+
+    def has_room(self) -> bool:
+        """Tell whether the proxy reads what is sent."""
+
+    def close(self) -> None:
+        """End the stream after what was sent: the proxy goes on alone."""
+
+
+class Outflow:
+    """The way out of one stream.
+
+    What waits is bounded by the filters; what does not wait is sent by whoever receives, and waits
+    there for a proxy that does not read. Nothing is posted to such a one.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        run: Run,
+        exchange: Exchange,
+        ports: Ports,
+        *,
+        cut: bool,
+        over: Callable[[], None],
+    ) -> None:
+        """Send pieces in full duplex if they may be `cut`, else let chunks go one by one.
+
+        `over` is called before the last command is sent: a client that has it may be gone at once.
+        """
+        self._peer: Final = peer
+        self._run: Final = run
+        self._exchange: Final = exchange
+        self._wheel: Final = ports.wheel
+        self._clock: Final = ports.clock
+        self._cut: Final = cut
+        self._over: Final = over
+        self._alarm: Alarm | None = None
+        self._sending = False
+        self._last: Command | None = None
+        """What ends the reply, once its upstream has."""
+        self._chunks: Final[deque[int]] = deque()
+        """Where in the stream each chunk that waits has its last whole event."""
+        self.seen_bytes = 0
+        """How much of the stream, as it came, are events that filters have seen."""
+        self._came = 0
+        self._went = 0
+
+    async def take(self, event: Body, deltas: Sequence[Delta], last: Command) -> bool:
+        """Send what filters gave of a chunk, or have it wait; return whether the reply is over.
+
+        `last` is the answer to the last chunk, when it comes to that.
+        """
+        self._came += len(event.data)
+        if not self._cut:
+            # Half an event at its end goes with it: the proxy does not wait for ever for a reply.
+            self._chunks.append(min(self._came, self.seen_bytes))
+        if event.last:
+            self._last = last
+        return await self._send(deltas)
+
+    async def end(self, deltas: Sequence[Delta], last: Command) -> bool:
+        """Take that trailers end the reply, to which `last` is the answer."""
+        self._last = last
+        return await self._send(deltas)
+
+    async def _send(self, deltas: Sequence[Delta]) -> bool:
+        over = self._is_over()
+        if over:
+            self._over()
+        self._sending = True
+        try:
+            for command in self._commands(deltas, over=over):
+                await self._peer.send(command)
+        finally:
+            self._sending = False
+        if not over:
+            self._wait()
+        return over
+
+    def _is_over(self) -> bool:
+        return self._last is not None and self._run.wake_ns() is None
+
+    def _commands(self, deltas: Sequence[Delta], *, over: bool) -> Iterator[Command]:
+        """Yield what lets the bytes of these pieces go, and what ends the reply if it is over."""
+        last = self._last
+        if self._cut:
+            data = b"".join([delta.raw for delta in deltas])
+            ends = over and isinstance(last, Stream)
+            if data or ends:
+                yield from in_chunks(data, last=ends, message=Message.RESPONSE_BODY)
+            if over and last is not None and not ends:
+                yield last
+            return
+        chunks = self._chunks
+        self._went += sum(len(delta.raw) for delta in deltas)
+        while len(chunks) > 1 and (over or chunks[0] <= self._went):
+            chunks.popleft()
+            yield Pass(Message.RESPONSE_BODY)
+        if chunks and (over or (last is None and chunks[0] <= self._went)):
+            chunks.popleft()
+            trailed = over and isinstance(last, Pass) and last.message is not Message.RESPONSE_BODY
+            if trailed or not over:
+                yield Pass(Message.RESPONSE_BODY)
+        if over and last is not None:
+            yield last
+
+    def _wait(self) -> None:
+        wake_ns = self._run.wake_ns()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if wake_ns is not None:
+            self._alarm = self._wheel.at(wake_ns, self._on_time)
+
+    def _on_time(self) -> None:
+        self._alarm = None
+        run, peer = self._run, self._peer
+        now_ns = self._clock.monotonic_ns()
+        while (wake_ns := run.wake_ns()) is not None and wake_ns <= now_ns:
+            if self._sending or not peer.has_room():
+                self._alarm = self._wheel.at(now_ns + AGAIN_NS, self._on_time)
+                return
+            deltas = run.due(self._exchange, now_ns)
+            over = self._is_over()
+            if over:
+                self._over()
+            for command in self._commands(deltas, over=over):
+                peer.post(command)
+            if over:
+                peer.close()
+                return
+        self._wait()
+
+    def close(self) -> None:
+        """Let nothing more go; returns at once and may be called again."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None

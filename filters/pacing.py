@@ -1,0 +1,214 @@
+"""Say when which piece of a streamed answer is due, so that it reads as a steady flow.
+
+Knows no clock: every call says what time it is, in nanoseconds. What goes at once goes in one
+frame. The first token never waits; the others come at a steady rate, and nothing waits longer than
+the bounds in `Pace` say, however slow that rate is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import regex
+
+from filters.api import Delta
+
+LEAST_GAP_NS: Final = 5_000_000  # between the frames of a stream that catches up: a tick of a wheel
+_GRAPHEME: Final = regex.compile(r"\X")  # Unicode Standard Annex 29
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The bounds of a flow."""
+
+    most: int
+    """Tokens in a frame."""
+    every_ns: int
+    """While tokens wait, a frame comes at least this often."""
+    tail_ns: int
+    """No later after the end of the upstream's stream is the client's over."""
+    most_bytes: int
+    """What may wait; beyond that the oldest goes at once."""
+
+
+class Pacer:
+    """What waits of one stream, and when it is due."""
+
+    __slots__ = (
+        "_end_ns", "_frame_ns", "_pace", "_period_ns", "_queue", "_tat_ns", "_waits_since_ns",
+        "held_bytes", "held_ns", "held_tokens",
+    )  # fmt: skip
+
+    def __init__(self, pace: Pace, rate: float) -> None:
+        self._pace: Final = pace
+        self._queue: deque[tuple[Delta, int]] = deque()
+        self._period_ns = 1e9 / rate
+        self._tat_ns = 0.0
+        """When what has gone would have gone at the steady rate: generic cell rate algorithm."""
+        self._frame_ns = 0
+        self._end_ns: int | None = None
+        self._waits_since_ns = 0
+        self.held_tokens = 0
+        self.held_bytes = 0
+        self.held_ns = 0
+        """For how long something waited, in all."""
+
+    @property
+    def ending(self) -> bool:
+        """Tell whether nothing more comes."""
+        return self._end_ns is not None
+
+    @property
+    def gap_ns(self) -> float:
+        """Time between two frames while tokens wait."""
+        return min(self._pace.every_ns, self._pace.most * self._period_ns)
+
+    @property
+    def frame_tokens(self) -> int:
+        """How many tokens a frame has at the rate set."""
+        return max(1, int(self.gap_ns / self._period_ns))
+
+    def set_rate(self, rate: float) -> None:
+        """Let tokens flow at so many a second from here on."""
+        self._period_ns = 1e9 / rate
+
+    def feed(self, now_ns: int, items: Sequence[tuple[Delta, int]]) -> list[Delta]:
+        """Take pieces with their tokens; return those that are due at once, in one frame.
+
+        What has no tokens waits behind what has, and takes no time.
+        """
+        queue = self._queue
+        if not queue:
+            self._waits_since_ns = now_ns
+        waited = bool(queue)
+        for item in items:
+            queue.append(item)
+            self.held_bytes += len(item[0].raw)
+            self.held_tokens += item[1]
+        if waited:
+            return self._spill(now_ns)
+        # As far ahead of the rate as a frame of waiting tokens would bring it, no further.
+        return self._take(now_ns, now_ns + self.gap_ns - self._period_ns) + self._spill(now_ns)
+
+    def end(self, now_ns: int) -> list[Delta]:
+        """Take that nothing more comes; return what is due at once."""
+        self._end_ns = now_ns
+        self._hurry(now_ns)
+        return self.due(now_ns)
+
+    def wake_ns(self) -> int | None:
+        """Return when to call `due`, or None while nothing waits."""
+        if not self._queue:
+            return None
+        at = self._frame_ns + int(self.gap_ns)
+        if self._end_ns is not None:
+            at = min(at, self._end_ns + self._pace.tail_ns)
+        return at
+
+    def due(self, now_ns: int) -> list[Delta]:
+        """Return one frame if one is due; call again while `wake_ns` lies behind `now_ns`."""
+        wake_ns = self.wake_ns()
+        if wake_ns is None or wake_ns > now_ns:
+            return []
+        if self._end_ns is not None:
+            if now_ns >= self._end_ns + self._pace.tail_ns - LEAST_GAP_NS:
+                return self._frame(now_ns, self._pace.most)
+            self._hurry(now_ns)
+        # A call that comes late does not slow the flow: the frame counts as sent when it was due.
+        at_ns = max(wake_ns, now_ns - self._pace.every_ns)
+        return self._take(at_ns, at_ns) or self._frame(at_ns, 1)
+
+    def let_go(self) -> list[Delta]:
+        """Return everything that waits."""
+        left = [delta for delta, _ in self._queue]
+        self._queue.clear()
+        self.held_bytes = self.held_tokens = 0
+        return left
+
+    def _hurry(self, now_ns: int) -> None:
+        """Have what waits gone by the end of the tail."""
+        assert self._end_ns is not None
+        left_ns = self._end_ns + self._pace.tail_ns - LEAST_GAP_NS - now_ns
+        if self.held_tokens and left_ns > 0:
+            self._period_ns = min(self._period_ns, left_ns / self.held_tokens)
+
+    def _take(self, at_ns: int, until_ns: float) -> list[Delta]:
+        """Take what is due until a time, of a frame at most."""
+        tat_ns = max(self._tat_ns, float(at_ns))
+        room = self._pace.most
+        count = 0
+        for _, tokens in self._queue:
+            if tokens:
+                if tokens > room and count:
+                    break
+                if tat_ns + (tokens - 1) * self._period_ns > until_ns and tat_ns > at_ns:
+                    break
+                room -= tokens
+                tat_ns += tokens * self._period_ns
+            count += 1
+        self._tat_ns = tat_ns
+        return self._pop(at_ns, count)
+
+    def _frame(self, at_ns: int, most: int) -> list[Delta]:
+        """Take tokens up to `most`, at least one piece, whether they are due or not."""
+        count = 0
+        for _, tokens in self._queue:
+            if count and tokens > most:
+                break
+            most -= tokens
+            count += 1
+            self._tat_ns += tokens * self._period_ns
+        return self._pop(at_ns, count)
+
+    def _spill(self, now_ns: int) -> list[Delta]:
+        count, size = 0, self.held_bytes
+        for delta, _ in self._queue:
+            if size <= self._pace.most_bytes:
+                break
+            size -= len(delta.raw)
+            count += 1
+        return self._pop(now_ns, count)
+
+    def _pop(self, at_ns: int, count: int) -> list[Delta]:
+        popped: list[Delta] = []
+        for _ in range(count):
+            delta, tokens = self._queue.popleft()
+            popped.append(delta)
+            self.held_bytes -= len(delta.raw)
+            self.held_tokens -= tokens
+        if popped:
+            self._frame_ns = at_ns
+            if not self._queue:
+                self.held_ns += max(0, at_ns - self._waits_since_ns)
+        return popped
+
+
+def cut(text: str, tokens: int, most: int) -> list[str]:
+    """Cut a text of `tokens` into pieces of about `most`; joined they are the text.
+
+    Behind words where there is one in the second half of a piece, and never in a grapheme.
+    """
+    size = max(1, len(text) * most // max(tokens, 1))
+    if len(text) <= size:
+        return [text]
+    whole: set[int] | None = None
+    if not text.isascii() or "\r" in text:
+        whole = {found.end() for found in _GRAPHEME.finditer(text)}
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > size:
+        end = start + size
+        at = text.rfind(" ", start + size // 2, end + 1)
+        if at > start:
+            end = at
+        if whole is not None:
+            while end not in whole:
+                end += 1
+        pieces.append(text[start:end])
+        start = end
+    if start < len(text):
+        pieces.append(text[start:])
+    return pieces
