@@ -246,6 +246,8 @@ class Dialect(Protocol):
         """Return a plain reply that says `reply.text` and ended by itself; None: none is a text.
 
         `name` is what its ids are made of, `at_s` Unix time.
+        """
+
     def split(self, raw: bytes, parts: Sequence[str]) -> Sequence[bytes] | None:
         """Return an event for each of `parts`, which join to the text of the event `raw`.
 
