@@ -11,6 +11,9 @@ from filters.replica import Ask, Replica
 FAR: Final = 1e12
 """More than any replica's tokens: it comes behind all that hold enough of the prompt."""
 
+ENOUGH: Final = 0.80
+"""Who holds so much of a prompt is as good as who holds all of it."""
+
 OVERWORKED: Final = 1.15
 """A replica that works so many times what all do on the average does too much."""
 
@@ -70,7 +73,10 @@ class Expected:
 
 
 class Blend:
-    """The weighted sum of prefix, queue and memory that llm-d began with, 3 : 3 : 2 by default."""
+    """The weighted sum of prefix, queue and memory that llm-d began with, 3 : 3 : 2 by default.
+
+    Who holds enough of the prompt is taken to hold all of it: among those, queue and memory decide.
+    """
 
     def __init__(self, prefix: float = 3, queue: float = 3, kv: float = 2) -> None:
         self.prefix, self.queue, self.kv = prefix, queue, kv
@@ -82,12 +88,13 @@ class Blend:
         queues = [replica.queue(now_s) for replica in replicas]
         least, most = min(queues), max(queues)
         spread = most - least or 1
+        enough = ENOUGH * ask.tokens
         weights: list[float] = []
         for replica, have, queue in zip(replicas, held, queues, strict=True):
             signals = replica.fresh(now_s)
             usage = signals.kv_usage if signals else 0.0
             score = (
-                self.prefix * have / max(1, ask.tokens)
+                self.prefix * (1.0 if have >= enough else have / ask.tokens)
                 + self.queue * (most - queue) / spread
                 + self.kv * (1 - usage)
             )
@@ -96,25 +103,32 @@ class Blend:
 
 
 class Affinity:
-    """Those that hold most of the prompt, and of them the one with the least tokens to work on.
+    """Those that hold enough of the prompt, and of them the one with the least tokens to work on.
 
-    A replica whose load costs more than the prefix saves is left for the least loaded of all.
+    One that owes more prefill than its prefix saves is left, as long as another owes less; for the
+    one with the least tokens of all where all are left.
     """
 
-    def __init__(self, threshold: float = 0.80, most_tokens_ahead: int = 32_768) -> None:
-        self.threshold = threshold
-        self.most_tokens_ahead = most_tokens_ahead
+    def __init__(self, cost: PrefillCost) -> None:
+        self._cost: Final = cost
 
     def weigh(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
     ) -> list[float]:
         """See `Strategy`."""
-        least = min(replica.tokens for replica in replicas)
-        enough = self.threshold * ask.tokens
+        enough = ENOUGH * ask.tokens
+        owed = [replica.owed(now_s) for replica in replicas]
+        least_s = min(owed)
+        whole_s = self._cost.seconds(0, ask.tokens)
         return [
             replica.tokens
-            + (0.0 if have >= enough and replica.tokens - least <= self.most_tokens_ahead else FAR)
-            for replica, have in zip(replicas, held, strict=True)
+            + (
+                0.0
+                if have >= enough
+                and owed_s - least_s <= whole_s - self._cost.seconds(have, ask.tokens)
+                else FAR
+            )
+            for replica, have, owed_s in zip(replicas, held, owed, strict=True)
         ]
 
 
@@ -156,7 +170,7 @@ class RoundRobin:
 STRATEGIES: Final[Mapping[str, Callable[[PrefillCost], Strategy]]] = {
     "expected": Expected,
     "blend": lambda cost: Blend(),
-    "affinity": lambda cost: Affinity(),
+    "affinity": Affinity,
     "least_load": lambda cost: LeastLoad(),
     "random": lambda cost: Random(),
     "round_robin": lambda cost: RoundRobin(),

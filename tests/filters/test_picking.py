@@ -14,7 +14,7 @@ from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of, number_of
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
 from filters.replica import LATE_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
-from filters.strategies import STRATEGIES, Affinity, Blend, Expected
+from filters.strategies import STRATEGIES, Blend, Expected
 
 ROOM = 1_000_000
 A, B, C, D = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.4:8000"
@@ -189,13 +189,44 @@ def test_weights_can_be_changed_while_picks_are_under_way() -> None:
     assert first.replica is not picker.pick(asked("a", 4_000), 0.1).replica
 
 
-def test_affinity_leaves_a_replica_with_too_much_to_do() -> None:
-    """What it has ahead costs more than the prefix saves."""
+@pytest.mark.parametrize(("ahead", "stays"), [(3_900, True), (4_300, False)])
+def test_affinity_leaves_a_replica_with_too_much_to_do(ahead: int, stays: bool) -> None:
+    """What it owes to others costs more than the prefix of 4,000 tokens saves."""
     picker = made("affinity", A, B)
-    assert isinstance(picker.strategy, Affinity)
-    picker.strategy.most_tokens_ahead = 10_000
-    picked = [picker.pick(asked("a", 4_000), 0.0).replica.address for _ in range(4)]
-    assert (1, 3) == (len(set(picked[:3])), picked.count(picked[0]))
+    picker.started(picker.pick(asked("a", 4_000), 0.0, {A}), 0.0)
+    picker.pick(asked("b", ahead), 0.0, {A})
+    assert (A if stays else B) == picker.pick(asked("a", 4_000), 0.0).replica.address
+
+
+def holding(picker: Picker, address: str, text: bytes) -> None:
+    """Let a replica hold a prompt, and have nothing to do."""
+    pick = picker.pick(ask_of(text, "m"), 0.0, {address})
+    picker.started(pick, 0.0)
+    picker.ended(pick, 0.0)
+
+
+FOUR_FIFTHS = b"a" * 12_800
+FIVE_FIFTHS = FOUR_FIFTHS + b"b" * 3_200
+
+
+def test_for_affinity_four_fifths_of_a_prompt_are_as_good_as_all_of_it() -> None:
+    """Of two that hold so much the one with less to do is picked, before one that is idle."""
+    picker = made("affinity", A, B, C)
+    holding(picker, A, FIVE_FIFTHS)
+    holding(picker, B, FOUR_FIFTHS)
+    for address, tokens in ((A, 128), (B, 64)):
+        picker.started(picker.pick(asked("c", tokens), 0.0, {address}), 0.0)
+    assert B == picker.pick(ask_of(FIVE_FIFTHS, "m"), 1.0).replica.address
+
+
+def test_for_the_blend_four_fifths_of_a_prompt_are_as_good_as_all_of_it() -> None:
+    """The little memory that one has more decides."""
+    picker = made("blend", A, B)
+    holding(picker, A, FIVE_FIFTHS)
+    holding(picker, B, FOUR_FIFTHS)
+    picker.heard(A, Signals(0.0, kv_usage=0.2))
+    picker.heard(B, Signals(0.0, kv_usage=0.1))
+    assert B == picker.pick(ask_of(FIVE_FIFTHS, "m"), 1.0).replica.address
 
 
 def test_exploration_pays_for_no_prefill() -> None:
