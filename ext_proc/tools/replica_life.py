@@ -93,7 +93,7 @@ class Life:
     def metrics(self) -> bytes:
         """Return the page of metrics as of now."""
         self.timed.catch_up()
-        for work in self._counted:
+        for work in tuple(self._counted):
             self._count(work, self.timed.written(work))
         return self.page.render()
 
@@ -163,6 +163,8 @@ class Life:
 
     def _count(self, work: Work, written: int) -> None:
         assert isinstance(work, TextWork)
+        if work not in self._counted:
+            return  # it ended as it was looked how far it was
         written = min(written, work.said_tokens)
         self.page.wrote(written - self._counted[work])
         self._counted[work] = written
@@ -170,9 +172,9 @@ class Life:
     def _leave(self, work: TextWork) -> None:
         """Take a request out whose client went away."""
         now_s = self.timed.catch_up()
+        self._count(work, self.timed.written(work))
         if work not in self._counted:
             return  # it ended
-        self._count(work, self.timed.written(work))
         tokens = self._counted.pop(work)
         self.timed.drop(work)
         decode_s = now_s - work.first_s if work.first_s else 0.0

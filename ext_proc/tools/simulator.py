@@ -257,8 +257,8 @@ class Replica:
     def _drop_connections(self, keep: asyncio.BaseTransport | None) -> None:
         if self._server is not None:
             for connection in list(self._server.connections):
-                transport = connection.transport
-                if isinstance(transport, asyncio.Transport) and transport is not keep:
+                transport = connection.transport  # uvloop's are of no class of asyncio's
+                if transport is not None and transport is not keep:
                     transport.abort()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -22,9 +23,10 @@ from ext_proc.adapters.kv_wire import Batch, Stored
 from ext_proc.adapters.replica_signals import PageReader, Said
 from ext_proc.tools.kv_publisher import END, KEPT_BATCHES, Form, Publisher
 from ext_proc.tools.replica_faults import Fault, Kind
-from ext_proc.tools.replica_life import INSTANT, Model
+from ext_proc.tools.replica_life import INSTANT, Life, Model
 from ext_proc.tools.replica_model import BLOCK_TOKENS, Hardware
 from ext_proc.tools.simulator import Simulator
+from tests.ext_proc.test_replica_time import FakeTimers
 
 PATIENCE_S: Final = 60.0
 SLOW: Final = Hardware(step_s=1e6, block_tokens=16)
@@ -251,6 +253,39 @@ async def test_a_crashed_replica_takes_no_connection_until_it_is_up_again(
     assert began_s is not None
     assert again_s is not None
     assert began_s < again_s
+
+
+def test_a_crash_resets_connections_whatever_loop_runs() -> None:
+    """The command runs on uvloop."""
+
+    async def crash() -> None:
+        async with aiohttp.ClientSession() as http, Simulator(replicas=2, model=Model(SLOW)) as two:
+            task = asyncio.create_task(post(http, two.url))
+            await reach(lambda: two.replicas[0].life.running == 1)
+            await fail(http, f"http://127.0.0.1:{two.ports[1]}", "crash?replica=replica-0")
+            with pytest.raises(GONE):
+                async with asyncio.timeout(PATIENCE_S):
+                    await task
+
+    uvloop.run(crash())
+
+
+class Hurrying(FakeTimers):
+    """Time passes whenever anybody looks."""
+
+    def time(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+async def test_requests_may_end_as_it_is_looked_how_far_they_are() -> None:
+    """A page is written all the same, and they are counted once."""
+    life = Life(Model(replace(SMALL, step_s=1.0)), "m", Hurrying(), None)
+    counts, page = range(1, 30), b""
+    async with life.run("word " * 10, [""] * len(counts), counts):
+        for _ in counts:
+            page = life.metrics()
+    assert b'vllm:generation_tokens_total{engine="0",model_name="m"} 435.0' in page
 
 
 async def test_a_replica_that_is_asked_to_crash_says_that_it_will(
