@@ -71,11 +71,13 @@ class GatherFilter(Filter[GatherConfig]):
         )
         answer = await berth.answer()
         if answer is not None:
+            exchange.note("gather", "batch")
             exchange.note("gather.size", berth.size)
             return answer
         if berth.leads:
+            exchange.note("gather", "first")
             exchange.need(Need.END)  # its answer's head too, which `HEAD` would have uncompressed
-        if berth.why:
+        elif berth.why:
             exchange.note("gather.skip", berth.why)
         return CONTINUE
 

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from rich.console import Console
 
+from ext_proc.adapters.batches import EgressBatches
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.memory_store import MemoryStore
@@ -23,7 +24,7 @@ from ext_proc.adapters.stages import PoolStages
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
-from ext_proc.app import nobody, shapes_of, stages_of
+from ext_proc.app import clusters_of, nobody, shapes_of, stages_of
 from ext_proc.config import Settings, load, parse_listen
 from ext_proc.settings_reader import unknown
 from ext_proc.tools.explanation import Explanation, as_data
@@ -144,6 +145,8 @@ async def _explain(
     # It asks no shadow: that is done when a client has its answer, and here nobody gets one.
     stages = PoolStages(address, clock, workers, _Unwatched(), nobody=nobody(), dice=lambda: LOT)
     stages.follow(stages_of(settings), shapes_of(settings))
+    batches = EgressBatches(address, clock, _Unwatched())  # one request alone is never a batch
+    batches.follow(clusters_of(settings))
 
     def ports(upstream: Upstream) -> Ports:
         return Ports(
@@ -155,6 +158,7 @@ async def _explain(
             workers=workers,
             models=models,
             stages=stages,
+            batches=batches,
         )
 
     model = _model(request)
@@ -178,6 +182,7 @@ async def _explain(
     finally:
         models.close()
         await egress.close()
+        await batches.close()
         await stages.close()
         await workers.close()
     return Explanation(source, profile, request, guessed, kept, count, settings, remarks)
@@ -197,6 +202,9 @@ class NotAsked:
 
 class _Unwatched:
     def coalesced(self, boarding: Boarding) -> None:
+        """Nobody counts."""
+
+    def batch_asked(self, outcome: str, size: int) -> None:
         """Nobody counts."""
 
     def upstream_asked(self, cluster: str, outcome: str, seconds: float) -> None:

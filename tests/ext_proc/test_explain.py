@@ -392,6 +392,16 @@ def test_a_file_is_explained_and_the_page_printed(forebay: Run, tmp_path: Path) 
     assert out == "".join(f"{line.rstrip()}\n" for line in out.splitlines())
 
 
+def test_a_text_to_embed_goes_first_where_nobody_else_asks(forebay: Run) -> None:
+    """One request alone waits for nobody, and a list was gathered by its client."""
+    cases = ("calm", {"gather": "first"}), (["calm", "still"], {"gather.skip": "several"})
+    for given, note in cases:
+        body = json.dumps({"model": "text-embedding-3-small", "input": given}).encode()
+        code, out, _ = forebay("--json", "--profile", "embeddings", body=body)
+        (step,) = (one for one in json.loads(out)["filters"] if one["filter"] == "gather")
+        assert (0, note) == (code, step["notes"])
+
+
 def test_a_path_is_taken_as_given(forebay: Run) -> None:
     """No guess then."""
     code, out, _ = forebay("--json", "--path", "/p/x/v1/messages", body=SHORT.body)

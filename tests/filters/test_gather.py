@@ -48,7 +48,7 @@ def test_the_first_goes_by_itself_and_its_answer_is_waited_for() -> None:
     stand, exchange = Stand(berth), embed()
     assert CONTINUE is stand.ask(exchange)
     assert Need.END == exchange.needs
-    assert {} == exchange.notes
+    assert {"gather": "first"} == exchange.notes
     assert 0 == berth.left
     exchange.reply_head = reply_head()
     drive(stand.filter.on_response(exchange))
@@ -59,7 +59,7 @@ def test_an_answer_from_a_batch_is_the_upstreams() -> None:
     """Filters before see it as a reply, and the note says how many were asked together."""
     stand, exchange = Stand(FakeBerth(size=3, given=ANSWER)), embed()
     assert ANSWER == stand.ask(exchange)
-    assert {"gather.size": 3} == exchange.notes
+    assert {"gather": "batch", "gather.size": 3} == exchange.notes
     assert Need.NOTHING == exchange.needs
 
 
