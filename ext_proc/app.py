@@ -29,6 +29,7 @@ from ext_proc.adapters.limits import LocalLimits, PoolLimits
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
 from ext_proc.adapters.pool_breakers import PoolBreakers
+from ext_proc.adapters.queues import PoolQueues, QueueLimits
 from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings
 from ext_proc.adapters.stages import PoolStages, Shape, Stage
@@ -64,17 +65,20 @@ from ext_proc.telemetry.batches import BatchMetrics
 from ext_proc.telemetry.breakers import PoolBreakerFigures
 from ext_proc.telemetry.limits import LimitMetrics
 from ext_proc.telemetry.logs import parse_level
+from ext_proc.telemetry.queues import QueueMetrics
 from ext_proc.telemetry.replica_events import ReplicaEvents
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.telemetry.trials import TrialMetrics
 from ext_proc.transport import Handler, Server
 from ext_proc.transport.identity import Identity
 from ext_proc.warm_up_file import prompt_of, read_prompts
+from filters.admit import AdmitFilter
 from filters.api import Clock, Ports, Quality, RequestHead, Step, Store
 from filters.cache import CacheFilter
 from filters.canary import CanaryConfig, CanaryFilter
 from filters.cleaning import clean_passages
 from filters.errors import ConfigError, PortError
+from filters.fair_queue import Rules
 from filters.fingerprint import fingerprint
 from filters.gather import GatherFilter
 from filters.pick import PickFilter
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
 
 CONNECT_S: Final = 1.0  # for Redis at the start; without it the first requests are a `BYPASS`
 WARM_UP_S: Final = 30.0  # on a machine that starts everything at once
+_TO_A_POOL: Final = (GatherFilter, AdmitFilter, PickFilter)  # they go by it
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -141,6 +146,7 @@ async def running(
     telemetry.metrics.registry.register(ReplicaFigures(replicas.figures))
     telemetry.metrics.registry.register(ReplicaEvents(replicas.figures))
     limits = open_limits(redis, clock, telemetry)
+    queues = open_queues(replicas, clock, telemetry)
     stages = open_stages(settings, clock, workers, telemetry)
     batches = open_batches(settings, clock, telemetry)
     breakers = PoolBreakers(clock, telemetry.log)
@@ -156,6 +162,7 @@ async def running(
         models=models,
         replicas=replicas,
         limits=limits,
+        queues=queues,
         stages=stages,
         breakers=breakers,
         batches=batches,
@@ -182,6 +189,7 @@ async def running(
         batches.follow(clusters_of(changed))
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
+        queues.follow(queues_of(changed))
         breakers.follow(breakers_of(changed))
         show_caches(changed, telemetry)
         if counts_tokens(changed):
@@ -201,6 +209,7 @@ async def running(
         closing.push_async_callback(store.close)
         closing.push_async_callback(flights.close)
         closing.push_async_callback(limits.close)
+        closing.callback(queues.close)
         closing.push_async_callback(upstream.close)
         closing.push_async_callback(workers.close)
         closing.push_async_callback(stages.close)
@@ -211,6 +220,7 @@ async def running(
         batches.follow(clusters_of(settings))
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))
+        queues.follow(queues_of(settings))
         breakers.follow(breakers_of(settings))
         telemetry.read(
             "tokens_estimated", "Counts of tokens that were estimates", lambda: tokens.estimated
@@ -375,6 +385,17 @@ def open_limits(redis: RedisClient | None, clock: Clock, telemetry: Telemetry) -
     return limits
 
 
+def open_queues(replicas: FollowedReplicas, clock: Clock, telemetry: Telemetry) -> PoolQueues:
+    """Return what has exchanges wait for pools, as many as their replicas can take."""
+    watch = QueueMetrics()
+    nobody = tenant_of(RequestHead("POST", "/", {}), "")
+    queues = PoolQueues(clock, watch, replicas.replicas_of, nobody=nobody)
+    replicas.on_said = queues.said
+    watch.figures = queues.figures
+    telemetry.metrics.registry.register(watch)
+    return queues
+
+
 def open_workers(telemetry: Telemetry) -> WorkerPool:
     """Return the processes for heavy work; they start when they are first needed."""
     workers = WorkerPool()
@@ -467,8 +488,9 @@ def gateway_of(settings: Settings, ports: Ports, observer: Observer) -> Gateway:
 def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSettings, ...]:
     """Return a profile's filters, and who looks on as long as some pool is on its way in.
 
-    It stands before `gather` and `pick`: where no other filter asked for the stage, it chooses the
-    pool. While some tenants are served elsewhere, another filter keeps their answers apart.
+    It stands before `gather`, `admit` and `pick`: where no other filter asked for the stage, it
+    chooses the pool. While some tenants are served elsewhere, another filter keeps their answers
+    apart.
     """
     filters = profile.filters
     pools = (settings.pools[name] for name in pools_of(profile, settings.pools))
@@ -477,7 +499,7 @@ def with_stages(profile: ProfileSettings, settings: Settings) -> tuple[FilterSet
         return filters
     if Step.CANARY in steps:
         filters = ((CanaryFilter, CanaryConfig()), *filters)
-    places = (at for at, (kind, _) in enumerate(filters) if kind in (GatherFilter, PickFilter))
+    places = (at for at, (kind, _) in enumerate(filters) if kind in _TO_A_POOL)
     at = next(places, len(filters))
     return (*filters[:at], (StageFilter, StageConfig()), *filters[at:])
 
@@ -597,6 +619,20 @@ def limits_of(settings: Settings) -> dict[str, PoolLimits]:
         )
         for name, pool in settings.pools.items()
         if (how := pool.limits) is not None
+    }
+
+
+def queues_of(settings: Settings) -> dict[str, QueueLimits]:
+    """Return how the pools have work wait that have queues."""
+    return {
+        name: QueueLimits(
+            Rules(how.length, how.share, how.fast, how.bulk, how.slice),
+            how.bulk_from,
+            how.slots,
+            how.replica_slots,
+        )
+        for name, pool in settings.pools.items()
+        if (how := pool.queue) is not None
     }
 
 

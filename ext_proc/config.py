@@ -339,6 +339,26 @@ class LimitSettings(_Block, frozen=True):
             raise ConfigError("burst", "expected `rate` beside `burst`, got burst only")
 
 
+class QueueSettings(_Block, frozen=True):
+    """How work waits for a pool in two queues, by the filter `admit`: each gateway by itself."""
+
+    slots: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+    """Exchanges at once, as long as replicas do not say how much they have to do."""
+    replica_slots: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
+    """At most at each replica, whatever it says."""
+    length: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    """Exchanges that may wait in each queue."""
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    """The part of these that one tenant may have."""
+    bulk_from: Annotated[int, msgspec.Meta(ge=1)] = 8_192
+    """Prompts of so many tokens and more are bulk work."""
+    fast: Annotated[int, msgspec.Meta(ge=1, le=100)] = 90
+    """The weights of the two queues."""
+    bulk: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
+    slice: SomeTime = Duration("500ms")
+    """Between two pieces of bulk work that begin while fast work waits."""
+
+
 class PriceSettings(_Block, frozen=True):
     """What a million tokens cost, in a currency that all pools share."""
 
@@ -439,6 +459,8 @@ class PoolSettings(_Block, frozen=True):
     """What a replica that has begun is asked first; None: nothing."""
     limits: LimitSettings | None = None
     """How much it takes; None: all that comes."""
+    queue: QueueSettings | None = None
+    """How what it cannot take yet waits; None: it does not."""
     stage: StageSettings | None = None
     """A pool on its way into this one's place."""
     context: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -692,6 +714,7 @@ class _BlockReader:
         self._check_stages(pools, place)
         self._check_fallbacks(pools, place)
         self._check_warm_ups(pools, place)
+        self._check_queues(pools, place)
         if self.place == ("forebay",):
             for name, pool in pools.items():
                 if pool.replicas is not None:
@@ -725,6 +748,12 @@ class _BlockReader:
                     read_prompts(pool.warm_up.file)
                 except ConfigError as error:
                     self.reader.wrong((*where, "file"), error.message)
+
+    def _check_queues(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
+        for name, pool in pools.items():
+            if pool.queue is not None and pool.limits is not None:
+                message = "expected `limits` (what is over goes elsewhere) or `queue`, got both"
+                self.reader.wrong((*place, name, "queue"), message)
 
     def _check_fallbacks(self, pools: Mapping[str, PoolSettings], place: Place) -> None:
         for name, pool in pools.items():

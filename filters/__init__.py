@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from filters.admit import AdmitFilter
 from filters.api import Filter
 from filters.budget import BudgetFilter
 from filters.cache import CacheFilter
@@ -29,6 +30,7 @@ BUILT_IN: Final[dict[str, type[Filter[Any]]]] = {
     "think": ThinkFilter,
     "route": RouteFilter,
     "gather": GatherFilter,
+    "admit": AdmitFilter,
     "pick": PickFilter,
 }
 """Every filter a profile may name: config key to class."""

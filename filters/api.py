@@ -19,6 +19,7 @@ from filters.document import Document, Json, Path
 from filters.framing import Event, Framer
 from filters.gathering import Single, Way
 from filters.pools import Pools
+from filters.queue_order import Shed, Wish
 
 T = TypeVar("T")
 
@@ -638,6 +639,52 @@ class NoLimits:
         return UNLIMITED
 
 
+class Slot(Lease, Protocol):
+    """A slot of a pool that has work wait in queues; a lease of it."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long it was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentAway:
+    """What somebody is told who gets no slot."""
+
+    why: Shed
+    retry_s: float
+    """In how many seconds there should be room, as fast as the queue drains."""
+
+
+class Queues(Protocol):
+    """Has exchanges wait for a pool until it can take them. Never fails."""
+
+    def bulk_from(self, pool: str) -> int | None:
+        """Return from how many tokens on a prompt is bulk work; None: the pool has no queue."""
+
+    async def enter(self, pool: str, wish: Wish) -> Slot | SentAway:
+        """Wait for a slot, `wish.wait_s` at most. A caller that is cancelled has left."""
+
+
+class NoQueues:
+    """A `Queues` without any."""
+
+    def bulk_from(self, pool: str) -> int | None:
+        """Have nobody wait."""
+        return None
+
+    async def enter(self, pool: str, wish: Wish) -> Slot | SentAway:
+        """Let everybody in."""
+        return _UNQUEUED
+
+
+class _Unqueued(_Unlimited):
+    waited_s = 0.0
+
+
+_UNQUEUED: Final = _Unqueued()
+
+
 class Breakers(Protocol):
     """Keeps exchanges from pools that answer with errors. Waits for nothing, never fails."""
 
@@ -828,6 +875,7 @@ class Ports:
     random: Random = os.urandom
     replicas: Replicas = field(default_factory=NoReplicas)
     limits: Limits = field(default_factory=NoLimits)
+    queues: Queues = field(default_factory=NoQueues)
     breakers: Breakers = field(default_factory=NoBreakers)
     stages: Stages = field(default_factory=NoStages)
     batches: Batches = field(default_factory=NoBatches)

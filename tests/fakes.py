@@ -20,10 +20,12 @@ from filters.api import (
     Ports,
     Prompt,
     Question,
+    SentAway,
     Staged,
 )
 from filters.block_book import Chain
 from filters.errors import PortError
+from filters.queue_order import Wish
 
 T = TypeVar("T")
 
@@ -453,6 +455,43 @@ class FakeLimits:
 
 
 @dataclass(slots=True)
+class FakeSlot:
+    """A slot of `FakeQueues`."""
+
+    waited_s: float = 0.0
+    released: int = 0
+    """How often `release` was called."""
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@dataclass(slots=True)
+class FakeQueues:
+    """A `Queues` that gives everybody a slot, or sends everybody away, as it is told to."""
+
+    bulk: dict[str, int] = field(default_factory=dict)
+    """From how many tokens on what is bulk, for each pool with a queue."""
+    says: SentAway | None = None
+    waits_s: float = 0.0
+    """How long everybody waits, if at all."""
+    wishes: list[Wish] = field(default_factory=list)
+    slots: list[FakeSlot] = field(default_factory=list)
+
+    def bulk_from(self, pool: str) -> int | None:
+        return self.bulk.get(pool)
+
+    async def enter(self, pool: str, wish: Wish) -> FakeSlot | SentAway:
+        self.wishes.append(wish)
+        if self.waits_s:
+            await PortWait("queues")
+        if self.says is not None:
+            return self.says
+        self.slots.append(FakeSlot(self.waits_s))
+        return self.slots[-1]
+
+
+@dataclass(slots=True)
 class FakeBreakers:
     """A `Breakers` whose breakers are open (False) or closed (True), as they are told to be."""
 
@@ -579,6 +618,7 @@ def fake_ports(clock: FakeClock | None = None, **others: Any) -> Ports:
         "models": FakeModels(),
         "replicas": FakeReplicas(),
         "limits": FakeLimits(),
+        "queues": FakeQueues(),
         "breakers": FakeBreakers(),
         "stages": FakeStages(),
         "batches": FakeBatches(),

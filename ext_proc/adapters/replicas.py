@@ -182,6 +182,9 @@ class FollowedReplicas:
         self._began_s: Final[dict[str, float]] = {}
         self._counted: Final[dict[str, float]] = {}
 
+        self.on_said: Callable[[str, str], object] = lambda pool, address: None
+        """Told of each replica that spoke or cannot be reached, for each pool that it is in."""
+
     def follow(self, pools: Mapping[str, ReplicaSettings]) -> None:
         """Follow these pools from now on; what is known of those that stay is kept."""
         for name in self._pools.keys() - pools.keys():
@@ -304,6 +307,14 @@ class FollowedReplicas:
         shares = [share for share in told if share is not None]
         return sum(shares) / len(shares) if shares else None
 
+    def replicas_of(self, pool: str) -> Mapping[str, Replica]:
+        """Return the replicas of a pool that may be asked, by address."""
+        known = self._pools.get(pool)
+        if known is None:
+            return {}
+        there = known.picker.replicas
+        return {name: one for name, one in there.items() if name not in self._refusing}
+
     def figures(self) -> Mapping[str, Figures]:
         """Return how each pool is."""
         now_s = _seconds(self._clock)
@@ -354,6 +365,7 @@ class FollowedReplicas:
         if anew:
             self._began(address)
         self._refusing.discard(address)
+        self._tell(address)
 
     def refused(self, address: str) -> None:
         """See `replica_scrape.Listener`."""
@@ -361,6 +373,7 @@ class FollowedReplicas:
         now_s = _seconds(self._clock)
         for picker in self._with(address):
             picker.refused(address, now_s)
+        self._tell(address)
 
     def silent(self, address: str, why: str) -> None:
         """See `replica_scrape.Listener`: a page that fails says nothing of the model.
@@ -440,6 +453,11 @@ class FollowedReplicas:
         for told in (self._began_s, self._counted):
             for address in told.keys() - known:
                 del told[address]
+
+    def _tell(self, address: str) -> None:
+        for name, pool in self._pools.items():
+            if address in pool.picker.replicas:
+                self.on_said(name, address)
 
     def _with(self, address: str) -> Iterator[Picker]:
         for pool in self._pools.values():
