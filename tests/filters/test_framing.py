@@ -99,6 +99,45 @@ def test_data_comes_back_as_it_was_sent(
     assert expected == [event.data for event in cut(SseFramer(), split_at(stream, places))]
 
 
+FIELD = st.sampled_from(
+    [
+        *(b"data: 1", b"data:2", b"data", b"data:", b"data : 3", b"data: a: b", b" data: 4"),
+        *(b"event: delta", b"event:", b"event", b"id: 7", b"id", b"retry: 1", b"retry: x"),
+        *(b": a comment", b":", b"unknown: 5", b"", b"", BOM + b"data: 6"),
+    ]
+)
+
+
+def as_a_browser(stream: bytes) -> list[tuple[str, bytes]]:
+    """Read a stream line by line, as WHATWG HTML, 9.2.6 says; return names and data of events."""
+    found: list[tuple[str, bytes]] = []
+    name, data = b"", b""
+    whole = stream.removeprefix(BOM).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    for line in whole.split(b"\n")[:-1]:
+        if not line:
+            if data:
+                found.append((name.decode(errors="replace"), data.removesuffix(b"\n")))
+            name, data = b"", b""
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data += value + b"\n"
+        elif field == b"event":
+            name = value
+    return found
+
+
+@given(lines=st.lists(st.tuples(FIELD, LINE_END), max_size=24), places=PLACES, bom=st.booleans())
+def test_events_are_those_that_a_browser_sees(
+    lines: list[tuple[bytes, bytes]], places: list[int], bom: bool
+) -> None:
+    """Whatever fields, comments and line ends they are made of; empty data is as none here."""
+    stream = BOM * bom + b"".join(map(b"".join, lines)) + b"\n\n"
+    events = [(event.name, event.data) for event in cut(SseFramer(), split_at(stream, places))]
+    seen = [(name, data) for name, data in as_a_browser(stream) if data]
+    assert seen == [(name, data) for name, data in events if data]
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
 def test_all_three_line_ends_end_a_line(end: bytes) -> None:
     """LF, CR and CRLF are equal."""
@@ -320,3 +359,28 @@ def test_a_whole_event_a_chunk_is_cut_as_in_one_piece(events: list[bytes]) -> No
     one, other = SseFramer(), SseFramer()
     chunks = [event for chunk in events for event in one.feed(chunk)]
     assert [*other.feed(b"".join(events)), *other.close()] == [*chunks, *one.close()]
+
+
+# --- Behind the end ------------------------------------------------------------------------------
+
+
+@given(stream=SSE_STREAM, places=PLACES)
+def test_an_event_put_behind_a_stream_is_read_as_its_last(stream: bytes, places: list[int]) -> None:
+    """Wherever the stream ended, and whether the reader has what was left of it or not."""
+    framer = SseFramer()
+    given = [event for chunk in split_at(stream, places) for event in framer.feed(chunk)]
+    rest = framer.close()
+    for left in (rest, []):
+        behind = b"".join(event.raw for event in left)
+        told = b"".join(event.raw for event in given) + behind
+        last = framer.append(b"why", "error", behind=behind)
+        *_, (name, data) = as_a_browser(told + last)
+        assert ("error", b"why") == (name, data)
+
+
+@pytest.mark.parametrize("make", [SseFramer, JsonArrayFramer])
+def test_nothing_is_put_behind_a_stream_that_was_given_up(make: Callable[[int], Framer]) -> None:
+    """Where an event would begin is not known there."""
+    framer = make(4)
+    framer.feed(b"data: 12345")
+    assert (True, b"") == (framer.transparent, framer.append(b"1"))
