@@ -46,7 +46,7 @@ from filters.strategies import STRATEGIES
 
 OUTPUT: Final = "bench-routing.json"
 LIVE_OUTPUT: Final = "bench-routing-live.json"
-REQUESTS: Final = 3_000
+REQUESTS: Final = 9_000
 FOR_REPLICAS: Final = 8
 """So many requests are asked of so many replicas; of more of them, as many times more."""
 WAYS: Final = (*STRATEGIES, ORACLE)

@@ -153,9 +153,9 @@ def test_the_cpu_clock_counts_a_process() -> None:
 @pytest.mark.parametrize(
     ("words", "rounds", "slice_s"),
     [
-        ((), 5, 100 / 50),
+        ((), 9, 100 / 90),
         (("--quick",), 3, 20 / 30),
-        (("--seconds", "60", "--scenarios", "noop-grpc,hit"), 13, 60 / 26),
+        (("--seconds", "60", "--scenarios", "noop-grpc,hit"), 25, 60 / 50),
     ],
 )
 def test_rounds_share_the_time(words: tuple[str, ...], rounds: int, slice_s: float) -> None:
@@ -269,5 +269,5 @@ def test_errors_end_with_code_1(
     assert code == bench.run(options("--scenarios", "noop-grpc,hit"))
     shown = capsys.readouterr().out
     assert (code == 1) == ("hit: 2 x status 503" in shown)
-    assert "transport grpc; 32 connections; 21 rounds of 2.4 s a scenario; " in shown
+    assert "transport grpc; 32 connections; 41 rounds of 1.2 s a scenario; " in shown
     assert "server CPU on a hit: 1.00 x the no-op grpc.aio server's (goal: at most 1.15)" in shown
