@@ -1,8 +1,8 @@
 """Compare ways to pick a replica through real programs, beside the same in virtual time.
 
 A load is asked of simulated replicas in real time: through Envoy and Forebay with each strategy,
-and through each router that is installed. Everything is a little faster than in the model, so that
-there are enough requests in a minute; the run in virtual time is of the same faster world.
+and through each router that is installed. Long documents are played faster than in the model, so that
+there are enough of them in a minute; the run in virtual time is of the same faster world.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Pace(NamedTuple):
 
 
 PACES: Final = {
-    "shared": Pace(2, 800),
-    "bursts": Pace(2, 670),
-    "long": Pace(10, 280),
-    "code": Pace(4, 640),
-    "unshared": Pace(2, 900),
+    "shared": Pace(1, 500),
+    "bursts": Pace(1, 450),
+    "long": Pace(8, 220),
+    "code": Pace(1, 360),
+    "unshared": Pace(1, 500),
 }
-"""Of each, 40 to 60 s."""
+"""Of each, 45 to 100 s. Programs take a few milliseconds a request, and those are no faster: so only
+the load whose first tokens take seconds is."""
 
 
 @dataclass(frozen=True, slots=True)
