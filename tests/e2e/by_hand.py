@@ -15,7 +15,11 @@ PATIENCE_S: Final = 60.0
 class Asked:
     """A request that came whole, to be answered by hand: a head, chunks of a body, its end."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes = b""
+    ) -> None:
+        self.request: Final = request
+        """Its head."""
         self._reader: Final = reader
         self._writer: Final = writer
         self._over: Final = asyncio.Event()
@@ -51,6 +55,11 @@ class Asked:
     def die(self) -> None:
         """Reset the connection."""
         self._writer.transport.abort()
+        self.over()
+
+    def hang_up(self) -> None:
+        """Close the connection when all that was sent has gone out."""
+        self._writer.close()
         self.over()
 
     async def left(self) -> None:
@@ -114,7 +123,7 @@ class ByHand:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
                 await reader.readexactly(int(length))
-                asked = Asked(reader, writer)
+                asked = Asked(reader, writer, head)
                 taken.append(asked)
                 self._asked.put_nowait(asked)
                 await asked.until_over()
