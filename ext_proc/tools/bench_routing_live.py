@@ -1,8 +1,8 @@
 """Compare ways to pick a replica through real programs, beside the same in virtual time.
 
 A load is asked of simulated replicas in real time: through Envoy and Forebay with each strategy,
-and through each router that is installed. Long documents are played faster than in the model, so that
-there are enough of them in a minute; the run in virtual time is of the same faster world.
+and through each router that is installed. Long documents are played faster than in the model, so
+that there are enough of them in a minute; the run in virtual time is of the same faster world.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ PACES: Final = {
     "code": Pace(1, 360),
     "unshared": Pace(1, 500),
 }
-"""Of each, 45 to 100 s. Programs take a few milliseconds a request, and those are no faster: so only
-the load whose first tokens take seconds is."""
+"""Of each, 45 to 100 s. Programs take a few milliseconds a request, and those are no faster: so
+only the load whose first tokens take seconds is."""
 
 
 @dataclass(frozen=True, slots=True)
