@@ -252,7 +252,7 @@ class Picker:
             at = int(self._rng() * ties)
             order[0], order[at] = order[at], order[0]
         chosen = order[0]
-        if self.explore and self._rng() < self.explore:
+        if self.explore and self._rng() < self._exploring(replicas, now_s):
             other = self._other(ask, replicas, held, chosen, now_s)
             if other != chosen:
                 chosen, name = other, f"{name}, exploring"
@@ -411,6 +411,11 @@ class Picker:
                 if owners >> replica.number & 1:
                     said[at] = min(ask.tokens, round(end * scale))
         return said if chain.shared else list(map(min, said, tokens))
+
+    def _exploring(self, replicas: Sequence[Replica], now_s: float) -> float:
+        """Return the share of picks that explore: the busier all are, the dearer a wrong one."""
+        queued = sum(replica.queue(now_s) for replica in replicas)
+        return self.explore / (1 + queued / len(replicas))
 
     def _other(
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], chosen: int, now_s: float

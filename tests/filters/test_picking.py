@@ -237,6 +237,22 @@ def test_exploration_pays_for_no_prefill() -> None:
     assert {first.replica} == {picker.pick(long, 1.0).replica for _ in range(20)}
 
 
+@pytest.mark.parametrize(("running", "share"), [(0, 0.8), (1, 0.4), (9, 0.08)])
+@pytest.mark.parametrize("explores", [True, False])
+def test_the_more_all_have_to_do_the_less_is_explored(
+    running: int, share: float, explores: bool
+) -> None:
+    """With nine requests at each, a tenth of what is explored while they are idle."""
+    costs = cost()
+    rolls = iter((0.0, share - 0.01 if explores else share + 0.01, 0.0))
+    picker = Picker(STRATEGIES["expected"](costs), costs, explore=0.8, rng=rolls.__next__)
+    for address in (A, B):
+        picker.add(address, ROOM)
+        picker.heard(address, Signals(0.0, running=running))
+    pick = picker.pick(asked("", 64), 0.1)
+    assert (B if explores else A, explores) == (pick.replica.address, "exploring" in pick.why)
+
+
 def test_exploration_says_so() -> None:
     """Who reads why must see that it was no mistake."""
     picker = made(explore=1.0)
