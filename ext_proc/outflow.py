@@ -34,6 +34,9 @@ class Peer(Protocol):
 class Outflow:
     """The way out of one stream.
 
+    In full duplex pieces go as they are due. Else a chunk goes with its first event, for the proxy
+    does not wait for ever; those behind it wait until it would be over at the right pace.
+
     What waits is bounded by the filters; what does not wait is sent by whoever receives, and waits
     there for a proxy that does not read. Nothing is posted to such a one.
     """
@@ -64,10 +67,12 @@ class Outflow:
         self._last: Command | None = None
         """What ends the reply, once its upstream has."""
         self._chunks: Final[deque[int]] = deque()
-        """Where in the stream each chunk that waits has its last whole event."""
+        """Where in the stream the first event begins that each chunk that waits has the end of; -1:
+        it has none, and only waits for those before."""
         self.seen_bytes = 0
         """How much of the stream, as it came, are events that filters have seen."""
-        self._came = 0
+        self._seen_before = 0
+        self._last_at = -1
         self._went = 0
 
     async def take(self, event: Body, deltas: Sequence[Delta], last: Command) -> bool:
@@ -75,12 +80,11 @@ class Outflow:
 
         `last` is the answer to the last chunk, when it comes to that.
         """
-        self._came += len(event.data)
-        if not self._cut:
-            # Half an event at its end goes with it: the proxy does not wait for ever for a reply.
-            self._chunks.append(min(self._came, self.seen_bytes))
+        seen, self._seen_before = self._seen_before, self.seen_bytes
         if event.last:
-            self._last = last
+            self._last, self._last_at = last, seen if self.seen_bytes > seen else -1
+        elif not self._cut:
+            self._chunks.append(seen if self.seen_bytes > seen else -1)
         return await self._send(deltas)
 
     async def end(self, deltas: Sequence[Delta], last: Command) -> bool:
@@ -89,7 +93,7 @@ class Outflow:
         return await self._send(deltas)
 
     async def _send(self, deltas: Sequence[Delta]) -> bool:
-        over = self._is_over()
+        over = self._is_over(deltas)
         if over:
             self._over()
         self._sending = True
@@ -102,8 +106,17 @@ class Outflow:
             self._wait()
         return over
 
-    def _is_over(self) -> bool:
-        return self._last is not None and self._run.wake_ns() is None
+    def _is_over(self, deltas: Sequence[Delta]) -> bool:
+        """Tell whether the reply is, once these have gone."""
+        if self._last is None:
+            return False
+        if self._run.wake_ns() is None:
+            return True
+        # The last chunk goes with its first event, as the others do, and nothing comes behind it.
+        went = self._went + sum([len(delta.raw) for delta in deltas])
+        return (
+            not self._cut and self._last_at < went and (not self._chunks or self._chunks[-1] < went)
+        )
 
     def _commands(self, deltas: Sequence[Delta], *, over: bool) -> Iterator[Command]:
         """Yield what lets the bytes of these pieces go, and what ends the reply if it is over."""
@@ -117,15 +130,10 @@ class Outflow:
                 yield last
             return
         chunks = self._chunks
-        self._went += sum(len(delta.raw) for delta in deltas)
-        while len(chunks) > 1 and (over or chunks[0] <= self._went):
+        self._went += sum([len(delta.raw) for delta in deltas])
+        while chunks and (over or chunks[0] < self._went):
             chunks.popleft()
             yield Pass(Message.RESPONSE_BODY)
-        if chunks and (over or (last is None and chunks[0] <= self._went)):
-            chunks.popleft()
-            trailed = over and isinstance(last, Pass) and last.message is not Message.RESPONSE_BODY
-            if trailed or not over:
-                yield Pass(Message.RESPONSE_BODY)
         if over and last is not None:
             yield last
 
@@ -146,7 +154,7 @@ class Outflow:
                 self._alarm = self._wheel.at(now_ns + AGAIN_NS, self._on_time)
                 return
             deltas = run.due(self._exchange, now_ns)
-            over = self._is_over()
+            over = self._is_over(deltas)
             if over:
                 self._over()
             for command in self._commands(deltas, over=over):

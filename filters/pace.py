@@ -49,8 +49,8 @@ class PaceConfig(Config, frozen=True):
     """No later than this after the model has ended does the answer."""
     hold: SomeSize = Size("256KiB")
     """What may wait of an answer; beyond that the oldest goes on."""
-    events: Literal["cut", "whole"] = "cut"
-    """Whether an event of many tokens may become several; `whole` survives the end of Forebay."""
+    chunks: Literal["whole", "cut"] = "whole"
+    """Whether what comes in one may go in several; then no stream survives the end of Forebay."""
 
     def __post_init__(self) -> None:
         if self.every > LONGEST_GAP:
@@ -88,7 +88,7 @@ class PaceFilter(Filter[PaceConfig]):
     @classmethod
     def holding(cls, config: PaceConfig) -> Holding:
         """Have streams wait."""
-        return Holding.CUT if config.events == "cut" else Holding.WHOLE
+        return Holding.CUT if config.chunks == "cut" else Holding.WHOLE
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Ask for an answer that will come as a stream."""
@@ -133,7 +133,7 @@ class PaceFilter(Filter[PaceConfig]):
         if tokens and self._tempo is not None:
             self._tempo.hear(now_ns, tokens)
             pacer.set_rate(self._tempo.follow(now_ns, self._most, pacer.held_tokens))
-        if tokens > (size := pacer.frame_tokens) and self.config.events == "cut":
+        if tokens > (size := pacer.frame_tokens) and self.config.chunks == "cut":
             return pacer.feed(now_ns, self._cut(exchange, delta, tokens, size))
         return pacer.feed(now_ns, ((delta, tokens),))
 

@@ -17,6 +17,7 @@ import regex
 from filters.api import Delta
 
 LEAST_GAP_NS: Final = 5_000_000  # between the frames of a stream that catches up: a tick of a wheel
+ROUNDING_NS: Final = 1_000
 _GRAPHEME: Final = regex.compile(r"\X")  # Unicode Standard Annex 29
 
 
@@ -90,8 +91,7 @@ class Pacer:
             self.held_tokens += item[1]
         if waited:
             return self._spill(now_ns)
-        # As far ahead of the rate as a frame of waiting tokens would bring it, no further.
-        return self._take(now_ns, now_ns + self.gap_ns - self._period_ns) + self._spill(now_ns)
+        return self._take(now_ns) + self._spill(now_ns)
 
     def end(self, now_ns: int) -> list[Delta]:
         """Take that nothing more comes; return what is due at once."""
@@ -119,7 +119,7 @@ class Pacer:
             self._hurry(now_ns)
         # A call that comes late does not slow the flow: the frame counts as sent when it was due.
         at_ns = max(wake_ns, now_ns - self._pace.every_ns)
-        return self._take(at_ns, at_ns) or self._frame(at_ns, 1)
+        return self._take(at_ns) or self._frame(at_ns, 1)
 
     def let_go(self) -> list[Delta]:
         """Return everything that waits."""
@@ -135,9 +135,10 @@ class Pacer:
         if self.held_tokens and left_ns > 0:
             self._period_ns = min(self._period_ns, left_ns / self.held_tokens)
 
-    def _take(self, at_ns: int, until_ns: float) -> list[Delta]:
-        """Take what is due until a time, of a frame at most."""
+    def _take(self, at_ns: int) -> list[Delta]:
+        """Take what is due until the next frame would be."""
         tat_ns = max(self._tat_ns, float(at_ns))
+        until_ns = at_ns + self.gap_ns - self._period_ns + ROUNDING_NS
         room = self._pace.most
         count = 0
         for _, tokens in self._queue:

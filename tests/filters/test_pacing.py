@@ -1,0 +1,166 @@
+"""When the pieces of a stream are due, by a clock that is only told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from filters.api import Delta
+from filters.pacing import Pace, Pacer, cut
+
+MS = 1_000_000
+PACE = Pace(most=16, every_ns=100 * MS, tail_ns=300 * MS, most_bytes=1 << 18)
+START_NS = 10**12
+
+
+def words(count: int, *, begin: int = 0, tokens: int = 1) -> list[tuple[Delta, int]]:
+    return [(Delta(b"<%d>" % number), tokens) for number in range(begin, begin + count)]
+
+
+def raws(deltas: list[Delta]) -> bytes:
+    return b"".join(delta.raw for delta in deltas)
+
+
+def flow(pacer: Pacer, until_ns: int) -> list[tuple[int, list[Delta]]]:
+    """Return the frames that are due until a time, each with its own."""
+    frames = []
+    while (wake_ns := pacer.wake_ns()) is not None and wake_ns <= until_ns:
+        if frame := pacer.due(wake_ns):
+            frames.append((wake_ns, frame))
+    return frames
+
+
+def test_the_first_token_goes_at_once() -> None:
+    """Nothing went before it."""
+    pacer = Pacer(PACE, 80)
+    assert b"<0>" == raws(pacer.feed(START_NS, words(1)))
+    assert None is pacer.wake_ns()
+
+
+def test_what_comes_no_faster_than_the_rate_never_waits() -> None:
+    """A token every 12.5 ms is 80 a second."""
+    pacer = Pacer(PACE, 80)
+    for number in range(200):
+        at_ns = START_NS + number * 12_500_000
+        assert b"<%d>" % number == raws(pacer.feed(at_ns, words(1, begin=number)))
+
+
+def test_a_burst_flows_at_the_rate() -> None:
+    """Eight tokens at once and eight every 100 ms: 80 a second."""
+    pacer = Pacer(PACE, 80)
+    at_once = pacer.feed(START_NS, words(80))
+    frames = flow(pacer, START_NS + 10**9)
+    assert 8 == len(at_once)
+    assert [8] * 9 == [len(frame) for _, frame in frames]
+    assert [START_NS + beat * 100 * MS for beat in range(1, 10)] == [at_ns for at_ns, _ in frames]
+    assert raws([delta for delta, _ in words(80)]) == raws(at_once) + b"".join(
+        raws(frame) for _, frame in frames
+    )
+
+
+@pytest.mark.parametrize("rate", [0.5, 5, 80, 120, 1000, 10_000])
+def test_no_frame_has_more_tokens_than_it_may(rate: float) -> None:
+    """And while tokens wait one comes at least as often as it has to, however slow the rate."""
+    pacer = Pacer(PACE, rate)
+    frames = [(START_NS, pacer.feed(START_NS, words(100)))]
+    frames += flow(pacer, START_NS + 10 * 10**9)
+    times = [at_ns for at_ns, _ in frames]
+    assert max(len(frame) for _, frame in frames) <= 16
+    assert all(b - a <= 100 * MS for a, b in pairwise(times))
+    assert 100 == sum(len(frame) for _, frame in frames)
+
+
+@pytest.mark.parametrize("count", [1, 10, 100, 5_000])
+@pytest.mark.parametrize("rate", [0.5, 80])
+def test_no_stream_ends_later_than_its_tail(count: int, rate: float) -> None:
+    """In frames of no more than they may have, however much waits; the last is no heap."""
+    pacer = Pacer(PACE, rate)
+    frames = [(START_NS, pacer.feed(START_NS, words(count)))]
+    frames.append((START_NS, pacer.end(START_NS)))
+    frames += flow(pacer, START_NS + 300 * MS)
+    assert None is pacer.wake_ns()
+    assert count == sum(len(frame) for _, frame in frames)
+    assert max(len(frame) for _, frame in frames) <= 16
+
+
+def test_a_call_that_comes_late_does_not_slow_the_flow() -> None:
+    """What was due meanwhile comes in further frames."""
+    pacer = Pacer(PACE, 80)
+    pacer.feed(START_NS, words(80))
+    late_ns = START_NS + 190 * MS
+    assert 8 == len(pacer.due(late_ns))
+    assert [] == pacer.due(late_ns)
+    assert START_NS + 200 * MS == pacer.wake_ns()
+
+
+def test_what_has_no_tokens_keeps_its_place() -> None:
+    """It waits behind a token, goes with it, and takes no time."""
+    pacer = Pacer(PACE, 80)
+    pacer.feed(START_NS, words(30))
+    assert [] == pacer.feed(START_NS, [(Delta(b"<finish>"), 0), (Delta(b"<done>"), 0)])
+    frames = flow(pacer, START_NS + 10**9)
+    assert raws(frames[-1][1]).endswith(b"<29><finish><done>")
+    assert b"<x>" == raws(pacer.feed(START_NS + 10**9, [(Delta(b"<x>"), 0)]))
+
+
+def test_what_is_too_much_to_keep_goes() -> None:
+    """The oldest first; what is left is within the bound."""
+    pacer = Pacer(Pace(16, 100 * MS, 300 * MS, most_bytes=1_000), 80)
+    gone = pacer.feed(START_NS, [(Delta(b"x" * 100), 1) for _ in range(50)])
+    gone += pacer.feed(START_NS, [(Delta(b"y" * 100), 1) for _ in range(50)])
+    assert 1_000 == pacer.held_bytes
+    assert 90 == len(gone)
+
+
+def test_letting_go_returns_all_that_waits() -> None:
+    """In its order, and nothing waits any more."""
+    pacer = Pacer(PACE, 80)
+    gone = pacer.feed(START_NS, words(50)) + pacer.let_go()
+    assert raws([delta for delta, _ in words(50)]) == raws(gone)
+    assert (None, 0, 0) == (pacer.wake_ns(), pacer.held_bytes, pacer.held_tokens)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30)), max_size=60),
+    st.floats(0.5, 5_000),
+    st.integers(1, 40),
+)
+def test_nothing_is_lost_repeated_or_late(
+    arrivals: list[tuple[int, int]], rate: float, most: int
+) -> None:
+    """Whatever comes when: all of it goes, in its order, by the end of the tail."""
+    pacer = Pacer(Pace(most, 100 * MS, 300 * MS, most_bytes=1 << 18), rate)
+    now_ns, gone, came = START_NS, [], []
+    for number, (pause_ms, tokens) in enumerate(arrivals):
+        now_ns += pause_ms * MS
+        for _, frame in flow(pacer, now_ns):
+            gone += frame
+        came.append(Delta(b"<%d>" % number))
+        gone += pacer.feed(now_ns, [(came[-1], tokens)])
+    gone += pacer.end(now_ns)
+    for _, frame in flow(pacer, now_ns + 300 * MS):
+        gone += frame
+    assert raws(came) == raws(gone)
+    assert (None, 0, 0) == (pacer.wake_ns(), pacer.held_bytes, pacer.held_tokens)
+
+
+@given(st.text(max_size=300), st.integers(1, 100), st.integers(1, 20))
+def test_a_text_is_cut_between_graphemes(text: str, tokens: int, most: int) -> None:
+    """The pieces join to it, and none begins in the midst of what is read as one character."""
+    pieces = cut(text, tokens, most)
+    assert text == "".join(pieces)
+    ends = {0} | {found.end() for found in regex.finditer(r"\X", text)}
+    at = 0
+    for piece in pieces:
+        assert at in ends
+        at += len(piece)
+
+
+def test_words_stay_whole_where_pieces_are_long_enough() -> None:
+    """A piece ends behind a word where one ends in its second half."""
+    assert ["one two", " three", " four", " five"] == cut("one two three four five", 5, 2)
