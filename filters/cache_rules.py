@@ -47,6 +47,7 @@ IGNORABLE: Final[Mapping[str, frozenset[Ignored]]] = {
     "openai.responses": frozenset(_OPENAI),
     "anthropic.messages": frozenset((Ignored.METADATA, Ignored.SERVICE_TIER)),
     "gemini.generate": frozenset((Ignored.LABELS,)),
+    "gemini.embeddings": frozenset(),
 }
 """Which of them a dialect has; `store` is ignored where it is `false`, the others whatever."""
 

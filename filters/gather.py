@@ -98,14 +98,15 @@ class GatherFilter(Filter[GatherConfig]):
         document = exchange.prompt.document
         if len(document.raw) > self.config.longest:
             return "size"
-        single = way.take_apart(document, self.ports.tokens.estimate)
+        path = exchange.head.path
+        single = way.take_apart(path, document, self.ports.tokens.estimate)
         if isinstance(single, str):
             return single
         return Part(
             way=way,
             single=single,
             pool=exchange.pool,
-            path=exchange.head.path,
+            path=path,
             headers=unmarked(onward_headers(exchange)),
             tenant=exchange.tenant,
             traceparent=exchange.traceparent,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
@@ -37,7 +38,9 @@ class Single(msgspec.Struct, frozen=True):
 class Way(Protocol):
     """How the requests of one endpoint become one. Stateless."""
 
-    def take_apart(self, document: Document, estimate: Callable[[str], int]) -> Single | str:
+    def take_apart(
+        self, path: str, document: Document, estimate: Callable[[str], int]
+    ) -> Single | str:
         """Return a request for one embedding, or in a few words why it is none."""
 
     def path(self, path: str) -> str:
@@ -56,7 +59,9 @@ class Way(Protocol):
 class OpenAIWay:
     """`/v1/embeddings`: the text is a string or an array of tokens, alone or alone in a list."""
 
-    def take_apart(self, document: Document, estimate: Callable[[str], int]) -> Single | str:
+    def take_apart(
+        self, path: str, document: Document, estimate: Callable[[str], int]
+    ) -> Single | str:
         """See `Way`."""
         given = document.root.get("input")
         members = _OBJECT.decode(document.render())
@@ -72,8 +77,7 @@ class OpenAIWay:
             kind, weight = "tokens", len(given)
         else:
             return "several"
-        rest = tuple(sorted((name, bytes(value)) for name, value in members.items()))
-        return Single(rest, kind, bytes(item or b""), max(1, weight))
+        return Single(_sorted(members), kind, bytes(item or b""), max(1, weight))
 
     def path(self, path: str) -> str:
         """Return the same."""
@@ -107,11 +111,92 @@ class OpenAIWay:
         return found
 
 
+class GeminiWay:
+    """`embedContent`, and `batchEmbedContents` of one, as Google's client asks for a single text.
+
+    Not at Vertex AI, which has no `batchEmbedContents`.
+    """
+
+    def take_apart(
+        self, path: str, document: Document, estimate: Callable[[str], int]
+    ) -> Single | str:
+        """See `Way`."""
+        root, members = document.root, _OBJECT.decode(document.render())
+        if path.partition("?")[0].endswith(_MANY):
+            requests = root.get("requests")
+            if not isinstance(requests, list) or len(requests) != 1:
+                return "several"
+            if len(root) > 1 or not isinstance(requests[0], dict):
+                return "shape"
+            (root,) = requests
+            (members,) = _ENTRIES.decode(members["requests"])
+        content, item = root.get("content"), members.pop("content", None)
+        parts = content.get("parts") if isinstance(content, dict) else None
+        if item is None or not isinstance(parts, list) or _VERTEX in path:
+            return "shape"
+        if any(not isinstance(part, dict) or part.keys() != {"text"} for part in parts):
+            return "media"
+        text = "".join(part["text"] for part in parts if isinstance(part["text"], str))
+        if not text:
+            return "nothing"
+        resource = unquote(path.partition("?")[0]).rpartition(":")[0]
+        members.setdefault("model", msgspec.Raw(_ENCODER.encode(_named(resource))))
+        return Single(_sorted(members), "content", bytes(item), max(1, estimate(text)))
+
+    def path(self, path: str) -> str:
+        """Return the path of the method that takes several."""
+        route, mark, query = path.partition("?")
+        return f"{route.rpartition(':')[0]}{_MANY}{mark}{query}"
+
+    def join(self, path: str, singles: Sequence[Single]) -> bytes:
+        """See `Way`."""
+        members = {name: msgspec.Raw(value) for name, value in singles[0].rest}
+        requests = [{**members, "content": msgspec.Raw(one.item)} for one in singles]
+        return _ENCODER.encode({"requests": requests})
+
+    def split(self, path: str, reply: bytes, weights: Sequence[int]) -> list[bytes] | None:
+        """See `Way`; embeddings come in the order of the requests."""
+        try:
+            members = _OBJECT.decode(reply)
+            entries = _ENTRIES.decode(members.pop("embeddings", b""))
+            used = _ANY.decode(members.get("usageMetadata", b"null"))
+        except (ValueError, RecursionError):
+            return None
+        if len(entries) != len(weights) or any("values" not in entry for entry in entries):
+            return None
+        many = path.partition("?")[0].endswith(_MANY)
+        found = []
+        for entry, usage in zip(entries, parted(used, weights), strict=True):
+            one: dict[str, Any] = {"embeddings": [entry]} if many else {"embedding": entry}
+            one |= members
+            if "usageMetadata" in members:
+                one["usageMetadata"] = usage
+            found.append(_ENCODER.encode(one))
+        return found
+
+
+_MANY: Final = ":batchEmbedContents"
+_VERTEX: Final = "/publishers/"
+
+
+def _named(resource: str) -> str:
+    """Return a model's full name, such as `models/NAME`, of its path."""
+    return "/".join(resource.rsplit("/", 2)[-2:])
+
+
+def _sorted(members: Mapping[str, msgspec.Raw]) -> tuple[tuple[str, bytes], ...]:
+    return tuple(sorted((name, bytes(value)) for name, value in members.items()))
+
+
 def parted(used: Json, weights: Sequence[int]) -> list[Json]:
     """Share out by weight every number in what was used; the parts of each add up to it."""
     if isinstance(used, dict):
         parts = {name: parted(value, weights) for name, value in used.items()}
         return [{name: part[at] for name, part in parts.items()} for at in range(len(weights))]
+    if isinstance(used, list):
+        return [list(one) for one in zip(*(parted(one, weights) for one in used), strict=True)] or [
+            [] for _ in weights
+        ]
     if isinstance(used, int) and not isinstance(used, bool) and used > 0:
         return list(shares(used, weights))
     if isinstance(used, float):
@@ -139,5 +224,9 @@ def shares(whole: int, weights: Sequence[int]) -> list[int]:
 
 
 OPENAI_WAY: Final = OpenAIWay()
-WAYS: Final[Mapping[str, Way]] = {"openai.embeddings": OPENAI_WAY}
+GEMINI_WAY: Final = GeminiWay()
+WAYS: Final[Mapping[str, Way]] = {
+    "openai.embeddings": OPENAI_WAY,
+    "gemini.embeddings": GEMINI_WAY,
+}
 """By the name of the dialect."""

@@ -10,7 +10,7 @@ from filters.api import Exchange, ReplyHead, RequestHead
 from filters.dialects import DIALECTS
 from filters.document import Document, encode
 
-CHATS = [name for name in DIALECTS if name != "openai.embeddings"]
+CHATS = [name for name in DIALECTS if not name.endswith(".embeddings")]
 """Dialects whose answer is text."""
 
 

@@ -112,6 +112,11 @@ def guess_path(body: Mapping[str, Json]) -> tuple[str, str]:
     if "contents" in body:
         name = name.encode("utf-8", "ignore").decode()  # half a surrogate pair is in no path
         return f"/v1beta/models/{name or 'gemini'}:generateContent", "it has `contents`"
+    if "content" in body or "requests" in body:
+        method = "embedContent" if "content" in body else "batchEmbedContents"
+        name = name.removeprefix("models/").encode("utf-8", "ignore").decode()
+        why = "`content`" if "content" in body else "`requests`"
+        return f"/v1beta/models/{name or 'gemini-embedding'}:{method}", f"it has {why}"
     if "messages" in body:
         if "system" in body:
             return "/v1/messages", "it has `system` beside `messages`"

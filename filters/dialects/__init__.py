@@ -8,6 +8,7 @@ from typing import Final
 from filters.api import Dialect
 from filters.dialects.anthropic import ANTHROPIC_MESSAGES
 from filters.dialects.gemini import GEMINI
+from filters.dialects.gemini_embeddings import GEMINI_EMBEDDINGS
 from filters.dialects.openai_chat import OPENAI_CHAT
 from filters.dialects.openai_completions import OPENAI_COMPLETIONS
 from filters.dialects.openai_embeddings import OPENAI_EMBEDDINGS
@@ -21,6 +22,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         OPENAI_RESPONSES,
         OPENAI_EMBEDDINGS,
         GEMINI,
+        GEMINI_EMBEDDINGS,
         ANTHROPIC_MESSAGES,
     )
 }
@@ -37,6 +39,8 @@ _ENDPOINTS: Final[Mapping[str, Dialect]] = {
 _METHODS: Final[Mapping[str, Dialect]] = {
     ":generateContent": GEMINI,
     ":streamGenerateContent": GEMINI,
+    ":embedContent": GEMINI_EMBEDDINGS,
+    ":batchEmbedContents": GEMINI_EMBEDDINGS,
 }
 
 

@@ -100,7 +100,7 @@ class Egress:
 
 def part(text: str, **more: Any) -> Part:
     body = encode({"model": "m", "input": text})
-    single = OPENAI_WAY.take_apart(Document(body), len)
+    single = OPENAI_WAY.take_apart(PATH, Document(body), len)
     assert isinstance(single, Single)
     settings: dict[str, Any] = {
         "way": OPENAI_WAY,

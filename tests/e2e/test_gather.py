@@ -11,12 +11,19 @@ from uuid import uuid4
 import openai
 import pytest
 from aiohttp import web
+from google import genai
+from google.genai import types
 
 from ext_proc.tools import simulated_apis as apis
 from tests.e2e.conftest import Gateways
 from tests.gateway import Edit, Gateway, Upstream
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    # google-genai subclasses aiohttp's session when aiohttp is there.
+    pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
+]
 MODEL: Final = "demo"
 BAD: Final = "a text that no model takes"
 LONG: Final = "60s"
@@ -61,7 +68,7 @@ class Embedder:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         body = json.loads(await request.read())
-        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        texts = texts_in(body)
         async with self._changed:
             self.calls.append(texts)
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -71,7 +78,17 @@ class Embedder:
         if status := self.fails_with(texts):
             error = apis.error(request.path, {}, status, "It cannot be.")
             return web.json_response(error, status=status, headers=headers)
+        if "requests" in body:
+            return web.json_response(apis.gemini_embed(body, batch=True)[1], headers=headers)
         return web.json_response(apis.openai_embeddings(body)[1], headers=headers)
+
+
+def texts_in(body: Any) -> list[str]:
+    """Return the texts that a call has embedded."""
+    if "requests" in body:
+        return [one["content"]["parts"][0]["text"] for one in body["requests"]]
+    given = body["input"]
+    return [given] if isinstance(given, str) else given
 
 
 @pytest.fixture
@@ -266,6 +283,32 @@ async def test_nobodys_text_goes_under_anothers_credential(
         }
         a, b = "Bearer key-a", "Bearer key-b"
         assert {"a 1": a, "a 2": a, "b 1": b, "b 2": b} == keys
+
+
+async def test_googles_client_has_texts_embedded_together(
+    gateways: Gateways, embedder: Embedder
+) -> None:
+    """It asks for a single text as a list of one."""
+    with gateways.open(pools=embedder.pools, edit=settings()) as gateway:
+        texts = [f"text {number} of {uuid4().hex}" for number in range(5)]
+        options = types.HttpOptions(base_url=f"{gateway.url}/p/embeddings")
+        client = genai.Client(api_key=uuid4().hex, http_options=options)
+
+        async def ask(text: str) -> list[float] | None:
+            reply = await client.aio.models.embed_content(model=MODEL, contents=text)
+            (one,) = reply.embeddings or []
+            return one.values
+
+        first = asyncio.create_task(ask("first"))
+        await embedder.came(1)
+        others = [asyncio.create_task(ask(text)) for text in texts]
+        await waiting(gateway, len(texts))
+        embedder.release()
+        await first
+        expected = [alone(text)["data"][0]["embedding"] for text in texts]
+        assert expected == await asyncio.gather(*others)
+        await client.aio.aclose()
+        assert sorted(texts) == sorted(embedder.calls[1])
 
 
 async def test_without_a_way_for_batches_texts_go_one_by_one(

@@ -309,6 +309,8 @@ def body_of(dialect: str) -> Any:
     """Return a request that says by itself which provider it is for."""
     if dialect == "openai.embeddings":
         return {"model": "text-embedding-3-small", "input": DIRTY}
+    if dialect == "gemini.embeddings":
+        return {"content": {"parts": [{"text": DIRTY}]}}
     body = WORDS[dialect].ask(DIRTY)
     return {**body, "system": "Be brief."} if dialect == "anthropic.messages" else body
 

@@ -189,6 +189,7 @@ PATHS: Final = {
     "openai.responses": "/v1/responses",
     "openai.embeddings": "/v1/embeddings",
     "gemini.generate": "/v1beta/models/m:generateContent",
+    "gemini.embeddings": "/v1beta/models/m:embedContent",
     "anthropic.messages": "/v1/messages",
 }
 BODIES: Final = {
@@ -197,6 +198,7 @@ BODIES: Final = {
     "openai.responses": b'{"model":"m","input":"hi"}',
     "openai.embeddings": b'{"model":"m","input":"hi"}',
     "gemini.generate": b'{"contents":[{"role":"user","parts":[{"text":"hi"}]}]}',
+    "gemini.embeddings": b'{"content":{"parts":[{"text":"hi"}]}}',
     "anthropic.messages": b'{"max_tokens":9,"messages":[{"role":"user","content":"hi"}]}',
 }
 CHAT: Final = BODIES["openai.chat"]

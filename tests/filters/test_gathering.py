@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.tools.simulated_apis import openai_embeddings
+from ext_proc.tools.simulated_apis import gemini_embed, openai_embeddings
 from ext_proc.tools.simulated_model import tokens_of
 from filters.document import Document, encode
-from filters.gathering import OPENAI_WAY, Single, shares
+from filters.gathering import GEMINI_WAY, OPENAI_WAY, Single, shares
 
 PATH: Final = "/v1/embeddings"
 TEXTS: Final = st.text(min_size=1, max_size=40)
@@ -29,7 +29,7 @@ SETTINGS: Final = st.fixed_dictionaries(
 
 def apart(body: Any) -> Single | str:
     """Take a request apart, with tokens counted as the simulated model counts them."""
-    return OPENAI_WAY.take_apart(Document(encode(body)), tokens_of)
+    return OPENAI_WAY.take_apart(PATH, Document(encode(body)), tokens_of)
 
 
 def single(body: Any) -> Single:
@@ -144,7 +144,7 @@ def test_what_was_edited_is_what_is_asked() -> None:
     """Filters before may have changed a text."""
     document = Document(encode({"model": "m", "input": "a  b"}))
     document.set(("input",), "a b")
-    found = OPENAI_WAY.take_apart(document, len)
+    found = OPENAI_WAY.take_apart(PATH, document, len)
     assert isinstance(found, Single)
     assert b'"a b"' == found.item
 
@@ -152,7 +152,7 @@ def test_what_was_edited_is_what_is_asked() -> None:
 def test_numbers_and_escapes_keep_their_bytes() -> None:
     """A number beyond 64 bits, an escape and an unknown member reach the server as written."""
     raw = rb'{"model":"m","input":"\u00e9","seed":123456789012345678901234567890}'
-    found = OPENAI_WAY.take_apart(Document(raw), len)
+    found = OPENAI_WAY.take_apart(PATH, Document(raw), len)
     assert isinstance(found, Single)
     joined = OPENAI_WAY.join(PATH, [found, found])
     assert (
@@ -201,3 +201,102 @@ def test_all_that_was_used_is_shared_out() -> None:
 def test_a_reply_without_one_embedding_for_each_is_none(reply: bytes) -> None:
     """Nobody is given another one's vector."""
     assert OPENAI_WAY.split(PATH, reply, [1, 1]) is None
+
+
+# --- Gemini's ------------------------------------------------------------------------------------
+
+ONE: Final = "/v1beta/models/gemini-embedding-001:embedContent?key=k"
+MANY: Final = "/v1beta/models/gemini-embedding-001:batchEmbedContents?key=k"
+GEMINI_SETTINGS: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "outputDimensionality": st.integers(1, 16),
+        "taskType": st.sampled_from(["RETRIEVAL_QUERY", "CLUSTERING"]),
+    },
+)
+
+
+def content(text: str) -> Any:
+    return {"parts": [{"text": text}]}
+
+
+@given(GEMINI_SETTINGS, st.lists(TEXTS, min_size=2, max_size=16), st.booleans())
+def test_contents_get_what_each_would_have_got_alone(
+    settings: dict[str, Any], texts: list[str], many: bool
+) -> None:
+    """By either method, in the form that it was asked in."""
+    path = MANY if many else ONE
+    bodies: list[Any] = [{**settings, "content": content(text)} for text in texts]
+    if many:
+        model = "models/gemini-embedding-001"
+        bodies = [{"requests": [{"model": model, **body}]} for body in bodies]
+    singles = []
+    for body in bodies:
+        single = GEMINI_WAY.take_apart(path, Document(encode(body)), tokens_of)
+        assert isinstance(single, Single)
+        singles.append(single)
+    joined = json.loads(GEMINI_WAY.join(path, singles))
+    assert {"models/gemini-embedding-001"} == {one["model"] for one in joined["requests"]}
+    reply = encode(gemini_embed(joined, batch=True)[1])
+    split = GEMINI_WAY.split(path, reply, [one.weight for one in singles])
+    assert [encode(gemini_embed(body, batch=many)[1]) for body in bodies] == split
+
+
+def test_several_contents_are_asked_for_at_the_method_that_takes_them() -> None:
+    """The query stays: it may hold the key."""
+    assert (MANY, MANY) == (GEMINI_WAY.path(ONE), GEMINI_WAY.path(MANY))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        (MANY, {"requests": [{"content": content("a")}, {"content": content("b")}]}, "several"),
+        (MANY, {"requests": []}, "several"),
+        (MANY, {"content": content("a")}, "several"),
+        (MANY, {"requests": [{"content": content("a")}], "labels": {}}, "shape"),
+        (MANY, {"requests": [7]}, "shape"),
+        (ONE, {"content": {"parts": {"text": "a"}}}, "shape"),
+        (ONE, {"content": "a"}, "shape"),
+        (ONE.replace("models", "publishers/google/models"), {"content": content("a")}, "shape"),
+        (ONE, {"content": {"parts": [{"text": "a"}, {"inlineData": {}}]}}, "media"),
+        (ONE, {"content": {"parts": [7]}}, "media"),
+        (ONE, {"content": content("")}, "nothing"),
+        (ONE, {"content": {"parts": []}}, "nothing"),
+    ],
+)
+def test_what_is_not_one_content_of_text_is_left_alone(path: str, body: Any, why: str) -> None:
+    """Lists were gathered by their client, and Vertex AI has no method for several."""
+    assert why == GEMINI_WAY.take_apart(path, Document(encode(body)), len)
+
+
+def test_what_contents_used_is_shared_out() -> None:
+    """By modality too."""
+    used = {"promptTokenCount": 9, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 9}]}
+    reply = encode({"embeddings": [{"values": [1]}, {"values": [2]}], "usageMetadata": used})
+    split = GEMINI_WAY.split(ONE, reply, [1, 2])
+    assert split is not None
+    assert [json.loads(one) for one in split] == [
+        {
+            "embedding": {"values": [value]},
+            "usageMetadata": {
+                "promptTokenCount": count,
+                "promptTokensDetails": [{"modality": "TEXT", "tokenCount": count}],
+            },
+        }
+        for value, count in ((1, 3), (2, 6))
+    ]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"{}",
+        encode({"embeddings": [{"values": [1]}]}),
+        encode({"embeddings": [{"values": [1]}, {}]}),
+        encode({"error": {"code": 400}}),
+    ],
+)
+def test_a_reply_without_values_for_each_is_none(reply: bytes) -> None:
+    """Nobody is given another one's vector."""
+    assert GEMINI_WAY.split(ONE, reply, [1, 1]) is None

@@ -9,6 +9,7 @@ from filters.dialects import DIALECTS, dialect_of
 CHAT, COMPLETIONS = "openai.chat", "openai.completions"
 RESPONSES, EMBEDDINGS = "openai.responses", "openai.embeddings"
 GEMINI, ANTHROPIC = "gemini.generate", "anthropic.messages"
+GEMINI_EMBEDDINGS = "gemini.embeddings"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,8 @@ GEMINI, ANTHROPIC = "gemini.generate", "anthropic.messages"
         (RESPONSES, "/openai/v1/responses?api-version=preview"),
         (EMBEDDINGS, "/v1/embeddings"),
         (GEMINI, "/v1beta/models/gemini-2.5-flash:generateContent"),
+        (GEMINI_EMBEDDINGS, "/v1beta/models/gemini-embedding-001:embedContent?key=k"),
+        (GEMINI_EMBEDDINGS, "/v1beta/models/gemini-embedding-001:batchEmbedContents"),
         (GEMINI, "/v1/models/gemini-2.5-flash:generateContent?key=k"),
         (GEMINI, "/p/faq/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse"),
         (GEMINI, "/v1/projects/p/locations/l/publishers/google/models/m:generateContent"),
@@ -70,5 +73,6 @@ def test_only_post_asks_a_model(method: str) -> None:
 
 def test_every_dialect_stands_under_its_name() -> None:
     """Metric labels and config words are the names."""
-    assert [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, GEMINI, ANTHROPIC] == list(DIALECTS)
+    openai = [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS]
+    assert [*openai, GEMINI, GEMINI_EMBEDDINGS, ANTHROPIC] == list(DIALECTS)
     assert list(DIALECTS) == [dialect.name for dialect in DIALECTS.values()]
