@@ -1,7 +1,7 @@
 """Let a replica fail in the middle of a load, in virtual time, and see what clients notice of it.
 
-A request that cannot connect is tried elsewhere at once; one without a first token in time, once
-it has waited for it; both once. So does the gateway's Envoy.
+A request that cannot connect is tried elsewhere at once, as by the gateway's Envoy. One without a
+first token in time is asked again by its client, whom Envoy told so by a 504. Both once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ext_proc.tools.routing_run import Asked, Run, percentile
 from filters.replica import Signals
 
 TRY_S: Final = 8.0
-"""Without a first token for so long, a request is tried elsewhere."""
+"""Without a first token for so long, as on the routes of `chat`, a client asks elsewhere."""
 VICTIM: Final = 0
 AFTER_S: Final = 60.0
 """It fails when caches are warm."""
