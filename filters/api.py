@@ -515,8 +515,11 @@ class Picked(Protocol):
     def started(self) -> None:
         """Say that the first of the answer came."""
 
-    def ended(self, *, good: bool = True) -> None:
-        """Say that it is over, and whether the replica has read the prompt. May be called again."""
+    def ended(self, *, good: bool = True, ill: bool = False) -> None:
+        """Say that it is over, and whether the replica has read the prompt. May be called again.
+
+        `ill`: it said that it cannot serve. One that says nothing else is avoided.
+        """
 
 
 class Replicas(Protocol):

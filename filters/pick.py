@@ -27,6 +27,8 @@ from filters.prefix_blocks import MOST_NAMED_BYTES, TOKEN_BYTES
 _ENDS: Final = Need.HEAD | Need.END  # 1 us each time it is put together
 _READ: Final = ("openai.chat", "openai.completions")
 """Dialects whose prompts can be read as their model reads them: vLLM's chat template is theirs."""
+_ILL: Final = (502, 503, 504)
+"""Replies that speak of a server; a 500 often speaks of a prompt."""
 FIRST_ERROR: Final = 400
 """A reply of such a status or above says nothing of what was prefilled."""
 
@@ -121,7 +123,9 @@ class PickFilter(Filter[PickConfig]):
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let go of the replica; what never started was not prefilled, as far as is known."""
         if self._picked is not None:
-            self._picked.ended(good=self._started)
+            head = exchange.reply_head
+            ill = head is not None and head.status in _ILL
+            self._picked.ended(good=self._started, ill=ill)
 
     def _start(self, picked: Picked) -> None:
         self._started = True

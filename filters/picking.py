@@ -39,6 +39,9 @@ LOOK_UP_S: Final = 0.001
 """Where finding out who holds what takes longer, the least loaded replica is picked."""
 PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
+MOST_REFUSALS: Final = 3
+"""A replica that so often in a row says that it cannot serve is avoided: as it says so at once, it
+would have less to do than all others, and be asked the more."""
 BATCH: Final = 8
 """So many prefills without a pause are learned from as one."""
 ANSWER_SHARE: Final = 0.02
@@ -204,6 +207,7 @@ class Picker:
         if replica is not None:
             replica.avoided_s = replica.probe = None
             replica.started_s = now_s
+            replica.refusals = 0
 
     def avoided(self, now_s: float) -> list[Replica]:
         """Return the replicas that do not answer, as far as is known."""
@@ -291,6 +295,7 @@ class Picker:
         replica = pick.replica
         replica.started_s = now_s
         replica.avoided_s = replica.probe = None
+        replica.refusals = 0
         ahead_s = 0.0
         through: list[Pick] = []
         for other in replica.unstarted.values():
@@ -311,8 +316,8 @@ class Picker:
         if self.learns:
             self._learn(replica, through, now_s)
 
-    def ended(self, pick: Pick, now_s: float, *, good: bool = True) -> None:
-        """Say that the request is over."""
+    def ended(self, pick: Pick, now_s: float, *, good: bool = True, ill: bool = False) -> None:
+        """Say that the request is over; `ill`: the replica said that it cannot serve."""
         replica = pick.replica
         if pick.number not in replica.picks:
             return
@@ -322,6 +327,10 @@ class Picker:
         replica.moved_s = now_s
         if replica.probe is pick:
             replica.probe, replica.avoided_s = None, now_s
+        if ill:
+            replica.refusals += 1
+            if replica.refusals >= MOST_REFUSALS:
+                replica.avoided_s = now_s
         if pick.started:
             replica.add_work(ANSWER_SHARE * (now_s - pick.started_s), now_s)
         else:

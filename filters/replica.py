@@ -133,6 +133,8 @@ class Replica:
     """When something last started there."""
     avoided_s: float | None = None
     """Since when it is avoided: it was late, or refused a connection."""
+    refusals: int = 0
+    """Requests in a row to which it said that it cannot serve."""
     probe: Pick | None = None
     """The request sent there, though it is avoided, to see whether it starts."""
     busy_s: float = 0.0

@@ -355,6 +355,7 @@ class FakePicked:
     starts: int = 0
     good: bool | None = None
     """How it ended; None while it is under way."""
+    ill: bool = False
 
     def served(self, address: str) -> None:
         self.addresses = (address, *(one for one in self.addresses if one != address))
@@ -362,9 +363,9 @@ class FakePicked:
     def started(self) -> None:
         self.starts += 1
 
-    def ended(self, *, good: bool = True) -> None:
+    def ended(self, *, good: bool = True, ill: bool = False) -> None:
         if self.good is None:
-            self.good = good
+            self.good, self.ill = good, ill
 
 
 @dataclass(slots=True)

@@ -134,9 +134,9 @@ class HeldPick:
         """See `filters.api.Picked`."""
         self._picker.started(self._pick, _seconds(self._clock))
 
-    def ended(self, *, good: bool = True) -> None:
+    def ended(self, *, good: bool = True, ill: bool = False) -> None:
         """See `filters.api.Picked`."""
-        self._picker.ended(self._pick, _seconds(self._clock), good=good)
+        self._picker.ended(self._pick, _seconds(self._clock), good=good, ill=ill)
 
 
 @dataclass(slots=True)

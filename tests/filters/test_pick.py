@@ -271,6 +271,18 @@ def test_a_stream_is_read_only_when_it_comes() -> None:
     assert (Need.HEAD | Need.END, Need.HEAD | Need.END | Need.REPLY) == (asked, exchange.needs)
 
 
+@pytest.mark.parametrize(
+    ("status", "ill"), [(200, False), (429, False), (500, False), (502, True), (503, True)]
+)
+def test_a_replica_that_cannot_serve_says_so(status: int, ill: bool) -> None:
+    """Not by what may be the prompt's fault, or because one client asks too much."""
+    table, exchange = Table(), ask("openai.chat", "Why?")
+    table.request(exchange)
+    table.head(exchange, "application/json", status)
+    table.finish(exchange)
+    assert ill == table.picked.ill
+
+
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_is_no_beginning(status: int, stream: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from filters.picking import EXPLORE_S, PROBE_S, Picker, ask_of, number_of
+from filters.picking import EXPLORE_S, MOST_REFUSALS, PROBE_S, Picker, ask_of, number_of
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
 from filters.replica import LATE_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
@@ -538,6 +538,28 @@ def test_a_replica_that_refused_is_avoided_at_once() -> None:
     picker = made("expected", A, B)
     picker.refused(A, 0.0)
     assert {B} == {picker.pick(asked(), 0.0).replica.address for _ in range(10)}
+
+
+def test_a_replica_that_says_again_and_again_that_it_cannot_serve_is_avoided() -> None:
+    """It does so at once, and would always have the least to do."""
+    picker = made("least_load", A, B)
+    for _ in range(MOST_REFUSALS):
+        assert [] == picker.avoided(0.0)
+        picker.ended(picker.pick(asked(), 0.0, {A}), 0.0, good=False, ill=True)
+    assert [A] == [one.address for one in picker.avoided(0.0)]
+    picker.back(A, 0.0)
+    picker.ended(picker.pick(asked(), 0.0, {A}), 0.0, good=False, ill=True)
+    assert [] == picker.avoided(0.0)
+
+
+def test_a_replica_that_serves_others_may_say_that_it_cannot() -> None:
+    """It has too much to do, or does not like the prompt."""
+    picker = made("least_load", A, B)
+    for _ in range(MOST_REFUSALS):
+        picker.started(picker.pick(asked(), 0.0, {A}), 0.0)
+        for _ in range(MOST_REFUSALS - 1):
+            picker.ended(picker.pick(asked(), 0.0, {A}), 0.0, good=False, ill=True)
+    assert [] == picker.avoided(0.0)
 
 
 def test_one_request_at_a_time_tries_an_avoided_replica() -> None:
