@@ -347,8 +347,7 @@ class Flights(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):  # every text to embed makes one
     """A request for one embedding that may be asked together with others."""
 
     way: Way

@@ -23,7 +23,7 @@ from filters.onward import returned_headers
 MOST_CALLS: Final = 64  # batches at once, so up to 1,024 texts of the default size
 MOST_WAITING: Final = 4_000  # as many as may wait for another's answer
 MOST_BYTES: Final = 64 * 1024 * 1024  # of texts that wait
-MOST_ANSWER_BYTES: Final = 32 * 1024 * 1024  # 256 vectors of 4,096 numbers of 22 characters
+MOST_ANSWER_BYTES: Final = 8 * 1024 * 1024  # 93 vectors of 4,096 numbers of 22 characters
 REST_S: Final = 5.0  # after an upstream failed: what is wrong with it, its own breaker finds out
 MOST_RESTING: Final = 1_000
 # What one text may be the cause of. Everything else is true of each call, so that the next batch
@@ -237,7 +237,9 @@ class EgressBatches:
         cluster = self._clusters.get(first.pool)
         if cluster is None:
             raise _Failed("broken")  # the settings changed meanwhile
-        headers = {**first.headers, "x-forebay-cluster": cluster}
+        # A request that names no type is JSON all the same; aiohttp would say that it is not.
+        headers = {"content-type": "application/json", **first.headers}
+        headers["x-forebay-cluster"] = cluster
         if parse_traceparent(first.traceparent):
             headers["traceparent"] = first.traceparent
         if self._http is None:

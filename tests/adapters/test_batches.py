@@ -250,6 +250,25 @@ async def test_a_call_has_the_headers_of_its_requests(egress: Egress) -> None:
     assert TRACE == request.headers["traceparent"]
 
 
+async def test_a_call_says_that_it_is_json_where_its_requests_said_nothing(egress: Egress) -> None:
+    """Servers may refuse what is of another type."""
+    first, *others = (egress.berth(text, headers={}) for text in ("0", "1", "2"))
+    first.leave()
+    await given(*others)
+    assert "application/json" == egress.received[0].headers["content-type"]
+
+
+async def test_a_reply_that_is_too_long_is_not_read(
+    egress: Egress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded, whatever a server says."""
+    monkeypatch.setattr(batches_module, "MOST_ANSWER_BYTES", 100)
+    first, *others = (egress.berth(text) for text in ("0", "1", "2"))
+    first.leave()
+    assert [None, None] == await given(*others)
+    assert ("unreadable", 2) == await egress.outcome()
+
+
 @pytest.mark.parametrize("before", ["//elsewhere", "///elsewhere:80", "http://elsewhere"])
 async def test_no_path_leads_past_the_proxy(egress: Egress, before: str) -> None:
     """A client's path with a host in it would take the credentials there."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from filters.api import CONTINUE, Answer, Exchange, Need, Outcome, Part, Verdict
 from filters.document import encode
