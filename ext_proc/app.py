@@ -388,8 +388,7 @@ def open_limits(redis: RedisClient | None, clock: Clock, telemetry: Telemetry) -
 def open_queues(replicas: FollowedReplicas, clock: Clock, telemetry: Telemetry) -> PoolQueues:
     """Return what has exchanges wait for pools, as many as their replicas can take."""
     watch = QueueMetrics()
-    nobody = tenant_of(RequestHead("POST", "/", {}), "")
-    queues = PoolQueues(clock, watch, replicas.replicas_of, nobody=nobody)
+    queues = PoolQueues(clock, watch, replicas.replicas_of, nobody=nobody())
     replicas.on_said = queues.said
     watch.figures = queues.figures
     telemetry.metrics.registry.register(watch)

@@ -20,11 +20,12 @@ from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.flights import LocalFlights
 from ext_proc.adapters.memory_store import MemoryStore
 from ext_proc.adapters.models import LocalModels
+from ext_proc.adapters.queues import PoolQueues
 from ext_proc.adapters.stages import PoolStages
 from ext_proc.adapters.tokens import TiktokenTokens, default_folder
 from ext_proc.adapters.upstream import EgressUpstream
 from ext_proc.adapters.workers import WorkerPool
-from ext_proc.app import clusters_of, nobody, shapes_of, stages_of
+from ext_proc.app import clusters_of, nobody, queues_of, shapes_of, stages_of
 from ext_proc.config import Settings, load, parse_listen
 from ext_proc.settings_reader import unknown
 from ext_proc.tools.explanation import Explanation, as_data
@@ -34,6 +35,7 @@ from ext_proc.tools.trace import Request, Trace, trace
 from filters.api import Boarding, Heard, Ports, Trial, Upstream
 from filters.document import Document, Json
 from filters.errors import ConfigError, NotJson, PortError
+from filters.queue_order import Shed, Wish
 
 GOOD: Final = 0
 FOUND: Final = 1
@@ -150,6 +152,8 @@ async def _explain(
     # It asks no shadow: that is done when a client has its answer, and here nobody gets one.
     stages = PoolStages(address, clock, workers, _Unwatched(), nobody=nobody(), dice=lambda: LOT)
     stages.follow(stages_of(settings), shapes_of(settings))
+    queues = PoolQueues(clock, _Unwatched())
+    queues.follow(queues_of(settings))
     batches = EgressBatches(address, clock, _Unwatched())  # one request alone is never a batch
     batches.follow(clusters_of(settings))
 
@@ -159,6 +163,7 @@ async def _explain(
             flights=LocalFlights(_Unwatched()),
             clock=clock,
             upstream=upstream,
+            queues=queues,
             tokens=tokens,
             workers=workers,
             models=models,
@@ -207,6 +212,12 @@ class NotAsked:
 
 class _Unwatched:
     def coalesced(self, boarding: Boarding) -> None:
+        """Nobody counts."""
+
+    def served(self, pool: str, wish: Wish, waited_s: float, *, named: bool) -> None:
+        """Nobody counts."""
+
+    def shed(self, pool: str, wish: Wish, why: Shed, *, named: bool) -> None:
         """Nobody counts."""
 
     def batch_asked(self, outcome: str, size: int) -> None:

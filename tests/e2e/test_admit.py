@@ -1,0 +1,284 @@
+"""Requests wait for a pool until it takes them, and every way out gives place and slot back.
+
+The model server answers when the test says so: how many it has is how many slots are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from tests.calls import Ask, Caller, Reply, ask_for, streamed_text
+from tests.e2e.conftest import Gateways
+from tests.failing_upstream import FailingUpstream
+from tests.gateway import Edit, Gateway, Upstream, waiting
+from tests.held_upstream import HeldUpstream
+from tests.redis_server import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+CHAT: Final = "openai.chat"
+LONG: Final = " ".join(f"Basin {number} lies at {number * 7} m." for number in range(1_500))
+DEPTH: Final = 'forebay_queue_depth{class="%s",pool="full",queue="%s"}'
+IN_USE: Final = 'forebay_queue_in_use{pool="full",queue="%s"}'
+SHED: Final = (
+    'forebay_queue_shed_total{class="normal",pool="full",queue="fast",reason="%s",tenant="%s"}'
+)
+Asking = asyncio.Task[Reply]
+
+
+def queued(
+    queue: Mapping[str, Any],
+    admit: Mapping[str, Any] | None = None,
+    also: Edit | None = None,
+    **server: Any,
+) -> Edit:
+    """Have work wait for the pool `full`, by other settings than the shipped ones."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        if also is not None:
+            also(tree)
+        forebay = tree["node"]["metadata"]["forebay"]
+        forebay["pools"]["full"]["queue"] = dict(queue)
+        forebay["profiles"]["default"]["admit"] = dict(admit or {})
+        forebay["profiles"]["faq"] = {"base": "default", "admit": {"wait": "1s"}}
+        forebay["server"].update(server)
+
+    return edit
+
+
+def short(number: int, *, stream: bool = False) -> Ask:
+    return ask_for(CHAT, f"Why is basin {number} calm?", stream=stream)
+
+
+def ask(call: Caller, asks: Sequence[Ask], profile: str = "") -> list[Asking]:
+    return [asyncio.ensure_future(call(one, profile)) for one in asks]
+
+
+def depth(metrics: Mapping[str, float], queue: str = "fast", name: str = "normal") -> float:
+    return metrics[DEPTH % (name, queue)]
+
+
+async def until_waiting(gateway: Gateway, count: int, queue: str = "fast") -> None:
+    """Wait until so many wait."""
+    await asyncio.to_thread(
+        until, f"{count} in the queue", lambda: count == depth(gateway.metrics(), queue)
+    )
+
+
+async def until_free(gateway: Gateway) -> None:
+    """Wait until nobody waits and no slot is held."""
+
+    def is_free() -> bool:
+        metrics = gateway.metrics()
+        names = [name for name in metrics if name.startswith(("forebay_queue_depth", IN_USE[:20]))]
+        return bool(names) and not any(metrics[name] for name in names)
+
+    await asyncio.to_thread(until, "free slots and empty queues", is_free)
+
+
+async def test_short_requests_pass_long_ones(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
+) -> None:
+    """Long ones have a tenth of ten slots; nine short ones that came later are served at once."""
+    edit = queued({"slots": 10}, also=transport)
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        quick = ask(call, [short(99)])  # without any for some time long ones would get more slots
+        await held.arrived(1)
+        long = ask(call, [ask_for(CHAT, f"{LONG} Why, {number}?") for number in range(5)])
+        await held.arrived(2)
+        await until_waiting(gateway, 4, "bulk")
+        quick += ask(call, [short(number) for number in range(11)])
+        await held.arrived(10)
+        await until_waiting(gateway, 3)
+        metrics = gateway.metrics()
+        assert (9, 1, 4) == (
+            metrics[IN_USE % "fast"],
+            metrics[IN_USE % "bulk"],
+            depth(metrics, "bulk"),
+        )
+        held.release()
+        replies = await asyncio.gather(*long, *quick)
+        assert [200] * 17 == [reply.status for reply in replies]
+        await until_free(gateway)
+
+
+async def test_who_finds_the_queue_full_is_told_when_to_ask_again(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream
+) -> None:
+    """429 in the provider's shape; one tenant cannot fill the queue, and another one still can."""
+    edit = queued({"slots": 1, "length": 4, "share": 0.5})
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        one, two = (Caller(http, gateway.url, key=key) for key in ("one", "two"))
+        asking = ask(one, [short(0)])
+        await held.arrived(1)
+        asking += ask(one, [short(1), short(2)])
+        await until_waiting(gateway, 2)
+        refused = await one(short(3))
+        assert 429 == refused.status
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "too many of your requests" in json.loads(refused.body)["error"]["message"]
+        asking += ask(two, [short(4), short(5)])
+        await until_waiting(gateway, 4)
+        assert 1 == gateway.metrics()[SHED % ("share", "named")]
+        # A third tenant takes the place of the last one of a tenant with two.
+        asking += ask(Caller(http, gateway.url), [ask_for("anthropic.messages", "Why?")])
+        (displaced,), _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        assert 429 == displaced.result().status
+        held.release()
+        replies = await asyncio.gather(*asking)
+        assert [200] * 5 + [429] == sorted(reply.status for reply in replies)
+        await until_free(gateway)
+
+
+async def test_who_waited_as_long_as_it_may_is_told_when_to_ask_again(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
+) -> None:
+    """Also where that is longer than Envoy waits by itself: it is told before the wait begins."""
+
+    def impatient(tree: dict[str, Any]) -> None:
+        transport(tree)
+        waiting(tree, "0.3s")
+
+    edit = queued({"slots": 1}, also=impatient)
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        first = ask(call, [short(0)])
+        await held.arrived(1)
+        patient = ask(call, [short(1)])
+        await until_waiting(gateway, 1)
+        late = await call(short(2), "faq")  # takes a second: by then Envoy would have gone on
+        assert 429 == late.status
+        assert int(late.headers["retry-after"]) >= 1
+        assert "no model server was free" in json.loads(late.body)["error"]["message"]
+        assert (1, False) == (held.requests, patient[0].done())
+        held.release()
+        replies = await asyncio.gather(*first, *patient)
+        assert [200, 200] == [reply.status for reply in replies]
+        await until_free(gateway)
+
+
+async def test_clients_that_leave_the_queue_free_their_places(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
+) -> None:
+    """At once, though nobody is served meanwhile; who holds a slot frees that."""
+    edit = queued({"slots": 2}, also=transport)
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        holding = ask(call, [short(0), short(1, stream=True)])
+        await held.arrived(2)
+        asking = ask(call, [short(number, stream=number % 2 == 1) for number in range(2, 12)])
+        await until_waiting(gateway, 10)
+        for task in asking[:7]:
+            task.cancel()
+        await until_waiting(gateway, 3)
+        assert 2 == gateway.metrics()[IN_USE % "fast"]
+        for task in holding:
+            task.cancel()
+        await held.arrived(4)
+        await until_waiting(gateway, 1)
+        held.release()
+        assert [200] * 3 == [reply.status for reply in await asyncio.gather(*asking[7:])]
+        await until_free(gateway)
+
+
+async def test_an_instance_takes_only_so_many_at_once(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
+) -> None:
+    """What is over is told 503 by its head, in the provider's shape, and counted."""
+    edit = queued({"slots": 10}, also=transport, most_exchanges=2)
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        holding = ask(call, [short(0), short(1)])
+        await held.arrived(2)
+        refused = await call(short(2))
+        assert (503, "1") == (refused.status, refused.headers["retry-after"])
+        assert "too many requests" in json.loads(refused.body)["error"]["message"]
+        held.release()
+        assert [200] * 2 == [reply.status for reply in await asyncio.gather(*holding)]
+        gateway.settle()
+        assert 1 == gateway.metrics()['forebay_crowded_total{profile="default"}']
+        assert 200 == (await call(short(3))).status
+
+
+async def test_a_changed_file_gives_those_who_wait_more_slots(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream
+) -> None:
+    """And lets all pass when the pool has no queue any more."""
+    with gateways.open(pools=held.pools, edit=queued({"slots": 1})) as gateway:
+        call = Caller(http, gateway.url)
+        asking = ask(call, [short(number) for number in range(6)])
+        await held.arrived(1)
+        await until_waiting(gateway, 5)
+        pool = gateway.tree["node"]["metadata"]["forebay"]["pools"]["full"]
+        pool["queue"]["slots"] = 3
+        gateway.write()
+        await held.arrived(3)
+        del pool["queue"]
+        gateway.write()
+        await held.arrived(6)
+        held.release()
+        assert [200] * 6 == [reply.status for reply in await asyncio.gather(*asking)]
+
+
+async def test_whatever_becomes_of_a_thousand_nothing_is_left_over(
+    gateways: Gateways, http: aiohttp.ClientSession, upstream: Upstream
+) -> None:
+    """Three of ten leave at some time, one of twenty is broken off; all others are complete."""
+    rng = random.Random(7)
+    edit = queued(
+        {"slots": 100, "length": 1_000, "share": 1}, {"wait": "100s"}, most_exchanges=5_000
+    )
+    with gateways.open(upstream=upstream, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        ended: Counter[str] = Counter()
+
+        async def one(number: int) -> None:
+            fate = "leaves" if number % 10 < 3 else "broken" if number % 20 == 9 else "stays"
+            question = short(number, stream=number % 2 == 0)
+            commands = {"delay": f"{rng.random() / 5:.3f}", "tokens": "20"}
+            if fate == "broken":
+                commands["close"] = "30"
+            asking = asyncio.ensure_future(call(question, "", None, **commands))
+            if fate == "leaves":
+                await asyncio.wait([asking], timeout=rng.random())
+                if not asking.cancel():
+                    fate = "stays"
+            try:
+                reply = await asking
+            except (asyncio.CancelledError, aiohttp.ClientError):
+                ended[fate] += 1
+                return
+            if fate == "stays":
+                assert (200, False) == (reply.status, reply.cut)
+                if number % 2 == 0:
+                    assert streamed_text(CHAT, question, reply)
+            ended[fate] += 1
+
+        await asyncio.gather(*map(one, range(1_000)))
+        assert 1_000 == ended.total()
+        assert 50 == ended["broken"]
+        assert ended["leaves"] > 0
+        await until_free(gateway)
+        gateway.settle()
+        assert 0 == gateway.metrics()["forebay_in_flight"]
+
+
+async def test_upstreams_that_fail_give_their_slots_back(
+    gateways: Gateways, http: aiohttp.ClientSession
+) -> None:
+    """An error's status, or a connection that is reset."""
+    async with FailingUpstream(always=500) as failing:
+        ports = {"full": [failing.port], "best_effort": [failing.port]}
+        with gateways.open(pools=ports, edit=queued({"slots": 2})) as gateway:
+            call = Caller(http, gateway.url)
+            replies = await asyncio.gather(*(call(short(number)) for number in range(9)))
+            assert [500] * 9 == [reply.status for reply in replies]
+            await until_free(gateway)
