@@ -54,8 +54,7 @@ class DuplexSession:
         self._request = Phase.IDLE
         self._reply = Phase.IDLE
         self._holding = False
-        self._pieces: list[bytes] = []
-        self._held_bytes = 0
+        self._held = bytearray()  # not pieces: a client may send its body byte by byte
 
     async def receive(self, event: Event) -> None:
         """Take the next message and send what it brings about; see `Session.receive`."""
@@ -127,21 +126,20 @@ class DuplexSession:
                     await self._peer.send(Pass(event.message))
 
     async def _hold(self, data: bytes, *, last: bool) -> None:
-        self._held_bytes += len(data)
-        if self._held_bytes > self._most_bytes:
+        if len(self._held) + len(data) > self._most_bytes:
             self._holding = False
-            self._pieces.clear()
+            self._held.clear()
             await self._session.refuse_body()
             return
-        self._pieces.append(data)
+        self._held += data
         if last:
             await self._whole(last=True)
 
     async def _whole(self, *, last: bool) -> None:
         self._holding = False
-        self._inner.chunk = b"".join(self._pieces)
+        self._inner.chunk = bytes(self._held)
         self._inner.last = last
-        self._pieces.clear()
+        self._held.clear()
         # To the session the body is whole, whether trailers follow or not.
         await self._session.receive(Body(Message.REQUEST_BODY, self._inner.chunk, last))
         self._inner.chunk = b""
@@ -152,7 +150,7 @@ class DuplexSession:
         if isinstance(event, Headers) and self._holding:
             # The proxy itself answers, before the request was whole: it wants no more of that.
             self._holding = False
-            self._pieces.clear()
+            self._held.clear()
             self._request = Phase.REQUEST_DONE
         if not self._answers:
             await self._pass_on(event)

@@ -553,9 +553,10 @@ def load(replicas: Collection[Replica], bound: Bound, now_s: float) -> float:
     return total / len(replicas)
 
 
-def _named(replicas: Collection[str], subset: Collection[str]) -> list[str]:
+def _named(replicas: Collection[str], subset: Collection[str]) -> set[str]:
     """Return the addresses that are in a subset, which may name hosts without a port as well."""
-    return [one for one in replicas if one in subset or one.rpartition(":")[0] in subset]
+    names = frozenset(subset)
+    return {one for one in replicas if one in names or one.rpartition(":")[0] in names}
 
 
 def _seconds(clock: Clock) -> float:

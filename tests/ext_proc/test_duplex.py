@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
@@ -125,6 +126,24 @@ def test_a_client_that_leaves_in_its_body_ends_the_exchange() -> None:
     assert [] == talk.say(HEAD, request(CHAT[:9], last=False))
     drive(talk.session.leave())
     assert [Outcome.GONE] == talk.outcomes
+
+
+def test_a_body_that_comes_byte_by_byte_takes_no_more_than_its_length() -> None:
+    """Pieces of nothing take none at all: how many come is the client's choice."""
+    talk = Talk(BOTH)
+    talk.say(HEAD)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            talk.say(request(b" ", last=False), request(b"", last=False))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 100_000
+    assert FORWARDED == names(talk.say(request(CHAT)))
+    stream = talk.peer.commands[-1]
+    assert isinstance(stream, Stream)
+    assert b" " * 20_000 + CHAT == stream.data
 
 
 def test_nobody_asks_for_time_where_the_proxy_waits_without_end() -> None:
