@@ -63,6 +63,7 @@ class Outflow:
         self._cut: Final = cut
         self._over: Final = over
         self._alarm: Alarm | None = None
+        self._alarm_ns = 0
         self._sending = False
         self._last: Command | None = None
         """What ends the reply, once its upstream has."""
@@ -93,7 +94,8 @@ class Outflow:
         return await self._send(deltas)
 
     async def _send(self, deltas: Sequence[Delta]) -> bool:
-        over = self._is_over(deltas)
+        wake_ns = self._run.wake_ns()
+        over = self._is_over(deltas, wake_ns)
         if over:
             self._over()
         self._sending = True
@@ -103,20 +105,20 @@ class Outflow:
         finally:
             self._sending = False
         if not over:
-            self._wait()
+            self._wait(wake_ns)
         return over
 
-    def _is_over(self, deltas: Sequence[Delta]) -> bool:
+    def _is_over(self, deltas: Sequence[Delta], wake_ns: int | None) -> bool:
         """Tell whether the reply is, once these have gone."""
         if self._last is None:
             return False
-        if self._run.wake_ns() is None:
+        if wake_ns is None:
             return True
+        if self._cut:
+            return False
         # The last chunk goes with its first event, as the others do, and nothing comes behind it.
         went = self._went + sum([len(delta.raw) for delta in deltas])
-        return (
-            not self._cut and self._last_at < went and (not self._chunks or self._chunks[-1] < went)
-        )
+        return self._last_at < went and (not self._chunks or self._chunks[-1] < went)
 
     def _commands(self, deltas: Sequence[Delta], *, over: bool) -> Iterator[Command]:
         """Yield what lets the bytes of these pieces go, and what ends the reply if it is over."""
@@ -137,24 +139,28 @@ class Outflow:
         if over and last is not None:
             yield last
 
-    def _wait(self) -> None:
-        wake_ns = self._run.wake_ns()
+    def _wait(self, wake_ns: int | None) -> None:
         if self._alarm is not None:
+            if wake_ns is not None and self._alarm_ns <= wake_ns:
+                return  # one that rings too early looks again
             self._alarm.cancel()
             self._alarm = None
         if wake_ns is not None:
+            self._alarm_ns = wake_ns
             self._alarm = self._wheel.at(wake_ns, self._on_time)
 
     def _on_time(self) -> None:
         self._alarm = None
         run, peer = self._run, self._peer
         now_ns = self._clock.monotonic_ns()
-        while (wake_ns := run.wake_ns()) is not None and wake_ns <= now_ns:
+        wake_ns = run.wake_ns()
+        while wake_ns is not None and wake_ns <= now_ns:
             if self._sending or not peer.has_room():
-                self._alarm = self._wheel.at(now_ns + AGAIN_NS, self._on_time)
+                self._wait(now_ns + AGAIN_NS)
                 return
             deltas = run.due(self._exchange, now_ns)
-            over = self._is_over(deltas)
+            wake_ns = run.wake_ns()
+            over = self._is_over(deltas, wake_ns)
             if over:
                 self._over()
             for command in self._commands(deltas, over=over):
@@ -162,7 +168,7 @@ class Outflow:
             if over:
                 peer.close()
                 return
-        self._wait()
+        self._wait(wake_ns)
 
     def close(self) -> None:
         """Let nothing more go; returns at once and may be called again."""

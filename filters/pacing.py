@@ -39,14 +39,13 @@ class Pacer:
     """What waits of one stream, and when it is due."""
 
     __slots__ = (
-        "_end_ns", "_frame_ns", "_pace", "_period_ns", "_queue", "_tat_ns", "_waits_since_ns",
-        "held_bytes", "held_ns", "held_tokens",
+        "_end_ns", "_frame_ns", "_gap_ns", "_pace", "_period_ns", "_queue", "_tat_ns",
+        "_waits_since_ns", "frame_tokens", "held_bytes", "held_ns", "held_tokens",
     )  # fmt: skip
 
     def __init__(self, pace: Pace, rate: float) -> None:
         self._pace: Final = pace
         self._queue: deque[tuple[Delta, int]] = deque()
-        self._period_ns = 1e9 / rate
         self._tat_ns = 0.0
         """When what has gone would have gone at the steady rate: generic cell rate algorithm."""
         self._frame_ns = 0
@@ -56,25 +55,25 @@ class Pacer:
         self.held_bytes = 0
         self.held_ns = 0
         """For how long something waited, in all."""
+        self.frame_tokens = 1
+        """How many tokens a frame has at the rate set."""
+        self._period_ns = self._gap_ns = 0.0
+        """Time of a token, and between two frames while tokens wait."""
+        self.set_rate(rate)
 
     @property
     def ending(self) -> bool:
         """Tell whether nothing more comes."""
         return self._end_ns is not None
 
-    @property
-    def gap_ns(self) -> float:
-        """Time between two frames while tokens wait."""
-        return min(self._pace.every_ns, self._pace.most * self._period_ns)
-
-    @property
-    def frame_tokens(self) -> int:
-        """How many tokens a frame has at the rate set."""
-        return max(1, int(self.gap_ns / self._period_ns))
-
     def set_rate(self, rate: float) -> None:
         """Let tokens flow at so many a second from here on."""
-        self._period_ns = 1e9 / rate
+        self._set_period(1e9 / rate)
+
+    def _set_period(self, period_ns: float) -> None:
+        self._period_ns = period_ns
+        self._gap_ns = gap_ns = min(self._pace.every_ns, self._pace.most * period_ns)
+        self.frame_tokens = max(1, int(gap_ns / period_ns))
 
     def feed(self, now_ns: int, items: Sequence[tuple[Delta, int]]) -> list[Delta]:
         """Take pieces with their tokens; return those that are due at once, in one frame.
@@ -103,7 +102,7 @@ class Pacer:
         """Return when to call `due`, or None while nothing waits."""
         if not self._queue:
             return None
-        at = self._frame_ns + int(self.gap_ns)
+        at = self._frame_ns + int(self._gap_ns)
         if self._end_ns is not None:
             at = min(at, self._end_ns + self._pace.tail_ns)
         return at
@@ -133,25 +132,28 @@ class Pacer:
         assert self._end_ns is not None
         left_ns = self._end_ns + self._pace.tail_ns - LEAST_GAP_NS - now_ns
         if self.held_tokens and left_ns > 0:
-            self._period_ns = min(self._period_ns, left_ns / self.held_tokens)
+            self._set_period(min(self._period_ns, left_ns / self.held_tokens))
 
     def _take(self, at_ns: int) -> list[Delta]:
         """Take what is due until the next frame would be."""
+        queue, period_ns, room = self._queue, self._period_ns, self._pace.most
         tat_ns = max(self._tat_ns, float(at_ns))
-        until_ns = at_ns + self.gap_ns - self._period_ns + ROUNDING_NS
-        room = self._pace.most
-        count = 0
-        for _, tokens in self._queue:
+        until_ns = at_ns + self._gap_ns - period_ns + ROUNDING_NS
+        popped: list[Delta] = []
+        taken = 0
+        while queue:
+            delta, tokens = queue[0]
             if tokens:
-                if tokens > room and count:
+                if tokens > room - taken and popped:
                     break
-                if tat_ns + (tokens - 1) * self._period_ns > until_ns and tat_ns > at_ns:
+                if tat_ns + (tokens - 1) * period_ns > until_ns and tat_ns > at_ns:
                     break
-                room -= tokens
-                tat_ns += tokens * self._period_ns
-            count += 1
+                taken += tokens
+                tat_ns += tokens * period_ns
+            popped.append(delta)
+            queue.popleft()
         self._tat_ns = tat_ns
-        return self._pop(at_ns, count)
+        return self._popped(at_ns, popped, taken)
 
     def _frame(self, at_ns: int, most: int) -> list[Delta]:
         """Take tokens up to `most`, at least one piece, whether they are due or not."""
@@ -174,13 +176,13 @@ class Pacer:
         return self._pop(now_ns, count)
 
     def _pop(self, at_ns: int, count: int) -> list[Delta]:
-        popped: list[Delta] = []
-        for _ in range(count):
-            delta, tokens = self._queue.popleft()
-            popped.append(delta)
-            self.held_bytes -= len(delta.raw)
-            self.held_tokens -= tokens
+        items = [self._queue.popleft() for _ in range(count)]
+        return self._popped(at_ns, [delta for delta, _ in items], sum([item[1] for item in items]))
+
+    def _popped(self, at_ns: int, popped: list[Delta], tokens: int) -> list[Delta]:
         if popped:
+            self.held_bytes -= sum([len(delta.raw) for delta in popped])
+            self.held_tokens -= tokens
             self._frame_ns = at_ns
             if not self._queue:
                 self.held_ns += max(0, at_ns - self._waits_since_ns)

@@ -7,7 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -160,41 +160,39 @@ class Run:
 
     def end(self, exchange: Exchange) -> Sequence[Delta]:
         """Tell the filters that hold something that nothing more comes; return what is due."""
-        return self._asked(exchange, lambda instance: instance.on_end(exchange))
+        return self._asked(exchange, None)
 
     def due(self, exchange: Exchange, now_ns: int) -> Sequence[Delta]:
         """Return what the filters that hold something have due, to be sent in one."""
+        return self._asked(exchange, now_ns)
 
-        def ask(instance: AnyFilter) -> Iterable[Delta]:
-            wake_ns = instance.wake_ns()
-            return () if wake_ns is None or wake_ns > now_ns else instance.on_time(exchange)
-
-        return self._asked(exchange, ask)
-
-    def _asked(
-        self, exchange: Exchange, ask: Callable[[AnyFilter], Iterable[Delta]]
-    ) -> Sequence[Delta]:
+    def _asked(self, exchange: Exchange, now_ns: int | None) -> Sequence[Delta]:
         """Join what filters give unasked; those behind a filter see what it gives."""
         given: Sequence[Delta] = ()
-        watchers = tuple(self._watchers or ())
-        for watcher in watchers:
+        for watcher in tuple(self._watchers or ()):
+            stage, instance = watcher
             if given:
                 given = self._through(exchange, given, (watcher,))
-            if watcher[0].holding and watcher[1] not in self._failed:
-                try:
-                    given = (*given, *ask(watcher[1]))
-                except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
-                    given = (*given, *self._drop(exchange, watcher, error))
+            if not stage.holding or instance in self._failed:
+                continue
+            try:
+                if now_ns is None:
+                    given = (*given, *instance.on_end(exchange))
+                elif (wake_ns := instance.wake_ns()) is not None and wake_ns <= now_ns:
+                    given = (*given, *instance.on_time(exchange))
+            except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
+                given = (*given, *self._drop(exchange, watcher, error))
         return given
 
     def wake_ns(self) -> int | None:
         """Return when to call `due`, or None while no filter has anything wait."""
-        wakes = [
-            wake_ns
-            for stage, instance in self._watchers or ()
-            if stage.holding and (wake_ns := instance.wake_ns()) is not None
-        ]
-        return min(wakes, default=None)
+        soonest_ns = None
+        for stage, instance in self._watchers or ():
+            if stage.holding:
+                wake_ns = instance.wake_ns()
+                if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
+                    soonest_ns = wake_ns
+        return soonest_ns
 
     async def finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Let every filter that saw the request let go of what it holds.
