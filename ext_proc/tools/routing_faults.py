@@ -113,7 +113,6 @@ class FaultyRun(Run):
             return
         self._stop(VICTIM)
         if self._fault is Fault.KILLED:
-            self._first_s = now_s
             for asked in self._gone(self.engines[VICTIM].clear()):
                 self._broke(now_s, asked)
             return
@@ -155,6 +154,7 @@ class FaultyRun(Run):
         else:
             self._sent_s.append(now_s)
             if self._fault is Fault.KILLED:
+                self._first_s = min(self._first_s, now_s)
                 del self._asked[id(asked.work)]
                 self._broke(now_s, asked)
                 return
