@@ -48,7 +48,7 @@ from ext_proc.conversation import Message
 from ext_proc.session import Facts, Gateway, Pool, Profile, Record, Session
 from filters.api import Config
 from filters.pipeline import AnyFilter, Pipeline
-from tests.fakes import FakeClock, FakeStore, drive, fake_ports
+from tests.fakes import FakeClock, FakeStore, FakeWheel, drive, fake_ports
 
 FULL: Final = Pool("full", "full", "FULL")
 BEST_EFFORT: Final = Pool("best_effort", "best_effort", "BEST_EFFORT")
@@ -184,7 +184,8 @@ class Stage:
         self.clock = FakeClock()
         self.store = ScriptedStore(self.clock, self.transcript)
         self.books = Books(self.transcript)
-        ports = fake_ports(self.clock, store=self.store)
+        self.wheel = FakeWheel(self.clock)
+        ports = fake_ports(self.clock, store=self.store, wheel=self.wheel)
         self.gateway = Gateway(
             profiles={
                 name: Profile(name, (pools or {}).get(name, FULL), Pipeline(filters, ports))
@@ -233,7 +234,7 @@ class Stage:
             case Gone():
                 self.leave()
             case Sleep(seconds):
-                self.clock.advance(seconds)
+                self.wheel.turn(seconds)
             case StoreFails(fails):
                 self.store.failing = fails
             case None:
