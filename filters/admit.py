@@ -29,6 +29,7 @@ from filters.token_samples import about_tokens
 from filters.units import Duration, SomeTime
 
 WORDS: Final[Mapping[str, Priority]] = {priority.word: priority for priority in Priority}
+NAMES: Final[Mapping[Priority, str]] = {priority: word for word, priority in WORDS.items()}
 SAID: Final[Mapping[Shed, str]] = {
     Shed.FULL: "too many requests wait for a model server",
     Shed.SHARE: "too many of your requests wait for a model server",
@@ -102,7 +103,7 @@ class AdmitFilter(Filter[AdmitConfig]):
             config.deadline or 0.0,
         )
         exchange.note("admit.queue", wish.lane)
-        exchange.note("admit.class", wish.priority.word)
+        exchange.note("admit.class", NAMES[wish.priority])
         slot = await self.ports.queues.enter(exchange.pool, wish)
         if isinstance(slot, SentAway):
             exchange.note("admit.shed", slot.why)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 AGE_S: Final = 5.0
 AGED_EVERY: Final = 10
@@ -56,8 +57,7 @@ class Shed(enum.StrEnum):
     """It waited as long as it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):  # every request makes one: a dataclass takes 1 us more
     """What is known of a request that wants a slot."""
 
     lane: Lane
@@ -78,8 +78,7 @@ class State(enum.Enum):
     OVER = enum.auto()
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """A request in a queue, until it left or gave its slot back."""
 
     wish: Wish
