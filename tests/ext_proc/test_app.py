@@ -10,9 +10,18 @@ import pytest
 from ext_proc.adapters.error_breaker import Limits
 from ext_proc.adapters.limits import PoolLimits
 from ext_proc.adapters.membership import Fixed
+from ext_proc.adapters.queues import QueueLimits
 from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Figures, ReplicaSettings
-from ext_proc.app import breakers_of, limits_of, offers_of, open_transport, replicas_of
+from ext_proc.app import (
+    breakers_of,
+    limits_of,
+    offers_of,
+    open_transport,
+    queues_of,
+    replicas_of,
+    with_stages,
+)
 from ext_proc.config import ServerSettings, Settings, Transport, read_settings
 from ext_proc.telemetry.replicas import ReplicaFigures
 from ext_proc.transport import Stream
@@ -21,6 +30,7 @@ from ext_proc.transport.http2 import Reason
 from ext_proc.transport.http2 import frames as wire
 from ext_proc.transport.native import NativeServer
 from ext_proc.yaml_file import parse_yaml
+from filters.fair_queue import Rules
 from tests.ext_proc.test_telemetry import Books
 from tests.http2_peer import GREETING
 from tests.protocol.test_native import plain, read_all
@@ -146,3 +156,24 @@ def test_how_the_pools_are_is_shown() -> None:
     assert 0.75 == books.value("replica_state", **labels)
     pools.clear()
     assert books.value("replica_known", pool="full") is None
+
+
+def test_only_pools_with_a_queue_have_work_wait() -> None:
+    """As their settings say."""
+    read = settings(
+        "{full: {cluster: full, queue: {slots: 3, share: 0.25, slice: 1s, bulk_from: 99}},"
+        " other: {cluster: other}}",
+        "{default: {admit: {}}}",
+    )
+    rules = Rules(share=0.25, slice_s=1.0)
+    assert {"full": QueueLimits(rules, bulk_from=99, slots=3)} == queues_of(read)
+
+
+def test_a_stage_is_known_before_anybody_waits_for_its_pool() -> None:
+    """The queue is that of the pool which serves."""
+    read = settings(
+        "{full: {cluster: full, stage: {step: full, pool: other}}, other: {cluster: other}}",
+        "{default: {clean: {}, admit: {}, pick: {}}}",
+    )
+    names = [kind.name for kind, _ in with_stages(read.profiles["default"], read)]
+    assert ["clean", "stage", "admit", "pick"] == names
