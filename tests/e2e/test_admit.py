@@ -6,6 +6,7 @@ The model server answers when the test says so: how many it has is how many slot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import Counter
@@ -15,10 +16,12 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from ext_proc.tools.simulator import Simulator
+from filters.live_slots import FIRST
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text
 from tests.e2e.conftest import Gateways
 from tests.failing_upstream import FailingUpstream
-from tests.gateway import Edit, Gateway, Upstream, waiting
+from tests.gateway import SHIPPED, Edit, Gateway, Upstream, waiting
 from tests.held_upstream import HeldUpstream
 from tests.redis_server import until
 
@@ -30,6 +33,8 @@ IN_USE: Final = 'forebay_queue_in_use{pool="full",queue="%s"}'
 SHED: Final = (
     'forebay_queue_shed_total{class="normal",pool="full",queue="fast",reason="%s",tenant="%s"}'
 )
+SLOTS: Final = 'forebay_queue_slots{pool="full"}'
+EXAMPLE: Final = SHIPPED.parent / "examples" / "replicas.yaml"
 Asking = asyncio.Task[Reply]
 
 
@@ -269,6 +274,33 @@ async def test_whatever_becomes_of_a_thousand_nothing_is_left_over(
         await until_free(gateway)
         gateway.settle()
         assert 0 == gateway.metrics()["forebay_in_flight"]
+
+
+async def test_slots_follow_how_many_replicas_there_are(
+    gateways: Gateways, http: aiohttp.ClientSession, transport: Edit
+) -> None:
+    """Not the constant: each that speaks adds what it takes, one that is gone takes it away."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        queued({"slots": 3}, also=transport)(tree)
+
+    stays, goes = (Simulator(names=[f"replica-{number}"]) for number in range(2))
+    async with stays, contextlib.AsyncExitStack() as running:
+        await running.enter_async_context(goes)
+        ports = {"full": [stays.port, goes.port]}
+        with gateways.open(pools=ports, edit=edit, file=EXAMPLE) as gateway:
+            await until_slots(gateway, 2 * FIRST)
+            call = Caller(http, gateway.url)
+            replies = await asyncio.gather(*(call(short(number)) for number in range(50)))
+            assert [200] * 50 == [reply.status for reply in replies]
+            await until_free(gateway)
+            before = gateway.metrics()[SLOTS]
+            await running.aclose()
+            await asyncio.to_thread(until, "fewer", lambda: gateway.metrics()[SLOTS] < before)
+
+
+async def until_slots(gateway: Gateway, count: int) -> None:
+    await asyncio.to_thread(until, "slots", lambda: count == gateway.metrics()[SLOTS])
 
 
 async def test_upstreams_that_fail_give_their_slots_back(
