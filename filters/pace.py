@@ -28,6 +28,7 @@ LONGEST_GAP: Final = Duration("200ms")
 WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
 IDLE_GPU: Final = 0.5
 NEAR_MS: Final = 30.0
+HELD_MS: Final = "pace.held_ms"
 RTT_HEADER: Final = "x-forebay-rtt"
 """The proxy sets it, in milliseconds, on what it hands over; a client's own it replaces."""
 
@@ -187,4 +188,4 @@ class PaceFilter(Filter[PaceConfig]):
             return
         pacer.let_go()
         exchange.note("pace.rate", round(self._tempo.rate if self._tempo else self._most, 1))
-        exchange.note("pace.held_ms", round(pacer.held_ns / 1e6))
+        exchange.note(HELD_MS, round(pacer.held_ns / 1e6))

@@ -38,6 +38,7 @@ GAP_BOUNDS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.0083, 0.0125, 0.02, 0.03, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
 )
+PACE_BOUNDS_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # A budget of 5 ms is the default; what a server on the same machine takes is a tenth of it.
 STORE_BOUNDS_S: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01),
@@ -206,6 +207,12 @@ class Metrics:
             "Between the pieces of a streamed answer, where it is read",
             by_quality,
             GAP_BOUNDS_S,
+        )
+        self.paced: Final = self._histogram(
+            "pace_held_seconds",
+            "For how long something of a streamed answer waited, where something did",
+            ("profile",),
+            PACE_BOUNDS_S,
         )
         self.tokens: Final = self._counter(
             "tokens",

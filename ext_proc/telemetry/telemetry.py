@@ -19,6 +19,7 @@ from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
 from filters.api import Boarding, Clock, Note
 from filters.cache_record import Unreadable
+from filters.pace import HELD_MS
 
 if TYPE_CHECKING:
     from ext_proc.telemetry.spans import Spans
@@ -207,6 +208,8 @@ class Telemetry:
             metrics.tasks[facts.task.intent, facts.task.domain].inc()
         if facts.notes:
             self._count_notes(facts)
+            if isinstance(held_ms := facts.notes.get(HELD_MS), int) and held_ms > 0:
+                metrics.paced.observe((facts.profile,), held_ms * 1_000_000)
 
     def _count_notes(self, facts: Facts) -> None:
         notes, metrics = facts.notes, self.metrics

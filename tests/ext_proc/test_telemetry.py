@@ -987,3 +987,11 @@ def test_facts_are_all_a_line_can_show() -> None:
         "first_token_ns",
         "token_gaps_ns",
     } == {field.name for field in dataclasses.fields(Facts)}
+
+
+def test_only_streams_that_had_to_wait_count_as_held(books: Books) -> None:
+    """For as long as their note says."""
+    for held_ms in (0, 250):
+        books.end(facts(notes={"pace.held_ms": held_ms}))
+    assert 0.25 == books.value("pace_held_seconds_sum", profile="default")
+    assert 1 == books.value("pace_held_seconds_count", profile="default")
