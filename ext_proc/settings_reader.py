@@ -187,6 +187,9 @@ class SettingsReader:
         return found(value)
 
 
+ABOUT_AS_LIKE: Final = 0.1  # of two names, by the share of letters that they have in common
+
+
 def show(place: Place) -> str:
     """Write a place as messages do: `forebay.profiles.chat.cache.ttl`."""
     if place[:3] == ("node", "metadata", "forebay"):
@@ -195,11 +198,20 @@ def show(place: Place) -> str:
     return "".join(steps).removeprefix(".")
 
 
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return what may have been meant: the likest one, and another that is about as like."""
+    found = difflib.get_close_matches(name, list(known), n=2)
+    likest = [difflib.SequenceMatcher(None, name, one).ratio() for one in found]
+    return [
+        one for one, like in zip(found, likest, strict=True) if likest[0] - like < ABOUT_AS_LIKE
+    ]
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not known, and what may have been meant."""
     if name == "<<":
         return "Envoy's YAML knows no merge keys; a profile inherits by `base: NAME`"
-    if nearest := difflib.get_close_matches(name, list(known), n=2):
+    if nearest := _nearest(name, known):
         return f"unknown {what}, did you mean {' or '.join(nearest)}?"
     return f"unknown {what}, expected one of {_listed(known)}"
 
@@ -207,7 +219,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 def not_among(what: str, name: str, known: Iterable[str], how: str = "") -> str:
     """Say that `name` names no such thing, and what may have been meant."""
     message = f'expected {what}, got "{name}"{how}'
-    if nearest := difflib.get_close_matches(name, list(known), n=2):
+    if nearest := _nearest(name, known):
         return f"{message}, did you mean {' or '.join(nearest)}?"
     return f"{message}; there is {_listed(known)}"
 
