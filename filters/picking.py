@@ -235,7 +235,11 @@ class Picker:
             raise LookupError("no replica to pick from")
         if self.warmth.ramps:
             every = self._warm(every, now_s)
-        avoided = [one for one in every if self._is_avoided(one, now_s)]
+        avoided = [
+            one
+            for one in every
+            if (one.unstarted or one.avoided_s is not None) and self._is_avoided(one, now_s)
+        ]
         replicas = every
         probe: Replica | None = None
         if avoided and len(avoided) < len(every):
@@ -256,7 +260,8 @@ class Picker:
             at = int(self._rng() * ties)
             order[0], order[at] = order[at], order[0]
         chosen = order[0]
-        if self.explore and self._rng() < self._exploring(replicas, now_s):
+        drawn = self._rng() if self.explore else 1.0
+        if drawn < self.explore and drawn < self._exploring(replicas, now_s):
             other = self._other(ask, replicas, held, chosen, now_s)
             if other != chosen:
                 chosen, name = other, f"{name}, exploring"
@@ -422,7 +427,10 @@ class Picker:
         return said if chain.shared else list(map(min, said, tokens))
 
     def _exploring(self, replicas: Sequence[Replica], now_s: float) -> float:
-        """Return the share of picks that explore: the busier all are, the dearer a wrong one."""
+        """Return the share of picks that explore, `explore` at most.
+
+        The busier all are, the dearer is a wrong one.
+        """
         queued = sum(replica.queue(now_s) for replica in replicas)
         return self.explore / (1 + queued / len(replicas))
 

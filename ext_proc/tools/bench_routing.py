@@ -26,6 +26,7 @@ from ext_proc.tools import bench_routing_live, routing_plot
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_routing_live import ENVIRONMENT
 from ext_proc.tools.bench_routing_live import REPLICAS as LIVE_REPLICAS
+from ext_proc.tools.routing_cost import CASES, cost_of
 from ext_proc.tools.routing_faults import Fault, FaultyRun
 from ext_proc.tools.routing_goals import (
     BASE,
@@ -197,6 +198,9 @@ def measure(plan: Plan) -> Measured:
         finally:
             progress.done()
             pool.shutdown(cancel_futures=True)
+    if OURS in plan.strategies:
+        for case in CASES:  # when nothing else runs
+            measured.add(cost_of(OURS, *case))
     return measured
 
 
@@ -285,6 +289,7 @@ def report_of(plan: Plan, measured: Measured, held: Sequence[Goal]) -> dict[str,
             }
             for (replicas, load), results in measured.results.items()
         ],
+        "picks": [cost._asdict() for cost in measured.costs],
         "faults": [
             {"replicas": replicas, **asdict(failed)}
             for (replicas, _), failed in measured.faults.items()

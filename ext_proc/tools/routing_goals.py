@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from rich.text import Text
 
+from ext_proc.tools.routing_cost import Cost
 from ext_proc.tools.routing_faults import MOST_BACK_S, MOST_NOTICE_S, Failed, Fault
 from ext_proc.tools.routing_possible import Possible
 from ext_proc.tools.routing_run import ORACLE, Result
@@ -50,8 +51,9 @@ class Measured:
     possible: dict[tuple[int, str], Possible] = field(default_factory=dict)
     cold: dict[tuple[int, str], float] = field(default_factory=dict)
     faults: dict[tuple[int, Fault], Failed] = field(default_factory=dict)
+    costs: list[Cost] = field(default_factory=list)
 
-    def add(self, one: Result | Possible | Cold | Faulty) -> None:
+    def add(self, one: Result | Possible | Cold | Faulty | Cost) -> None:
         """Take in what a task returned."""
         match one:
             case Result():
@@ -62,6 +64,8 @@ class Measured:
                 self.cold[one.replicas, one.load] = one.hit_rate
             case Faulty():
                 self.faults[one.replicas, one.failed.fault] = one.failed
+            case Cost():
+                self.costs.append(one)
 
 
 class Goal(NamedTuple):
@@ -117,6 +121,9 @@ def goals(measured: Measured) -> list[Goal]:
                 found.append(Goal(replicas, load, what, lost, MOST_COLD))
     for (replicas, fault), failed in measured.faults.items():
         found += _of_fault(replicas, fault, failed)
+    for cost in measured.costs:
+        what = f"CPU for a prompt of {cost.tokens:,} tokens"
+        found.append(Goal(cost.replicas, "a pick", what, cost.us, cost.bound_us, unit=" us"))
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 from ext_proc import cli
 from ext_proc.tools import routing_plot
 from ext_proc.tools.bench_routing import COLD_LOADS, Plan
+from ext_proc.tools.routing_cost import Cost, cost_of
 from ext_proc.tools.routing_faults import Failed, Fault
 from ext_proc.tools.routing_goals import (
     Cold,
@@ -36,7 +37,7 @@ def result(strategy: str, p95_s: float, load: str = "shared", **changes: Any) ->
     return replace(one, **changes)
 
 
-def held(*measured: Result | Possible | Cold | Faulty) -> dict[str, Goal]:
+def held(*measured: Result | Possible | Cold | Faulty | Cost) -> dict[str, Goal]:
     """Return what is held against a bound, by what it is."""
     all_of_it = Measured()
     for one in measured:
@@ -242,3 +243,12 @@ def test_a_page_shows_hits_only_where_there_can_be_any() -> None:
         measured.add(Possible(load, 8, possible))
         measured.add(result("expected", 1.0, load))
     assert 3 == routing_plot.page(measured).count("<svg")
+
+
+def test_the_cost_of_a_pick_is_held_against_its_bound() -> None:
+    """It is that of this machine's picker, and every case has a bound of its own."""
+    cost = cost_of("expected", 2, 200, 60.0)
+    assert 0 < cost.us
+    (goal,) = held(cost).values()
+    assert (2, 60.0, cost.us) == (goal.replicas, goal.bound, goal.found)
+    assert not held(cost._replace(us=60.1))[goal.what].met
