@@ -26,7 +26,6 @@ from typing import Any
 from tests.gateway import POOLS, SHIPPED, Gateway
 
 PROFILE = "faq"
-BEAT_S = 0.1
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 SENT = re.compile(rb'"id": ?"@([0-9.]+)')
 
@@ -41,9 +40,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def upstream(listening: socket.socket, rate: int, seconds: float) -> None:
-    """Answer each request with `rate` tokens a second, in ten chunks a second."""
-    words = chunk(event(" word") * round(rate * BEAT_S))
+def upstream(listening: socket.socket, rate: int, seconds: float, beat_s: float) -> None:
+    """Answer each request with `rate` tokens a second, in a chunk each `beat_s`."""
+    words = chunk(event(" word") * round(rate * beat_s))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -54,8 +53,8 @@ def upstream(listening: socket.socket, rate: int, seconds: float) -> None:
             await asyncio.sleep(1)
             writer.write(chunk(event("first", f"@{time.monotonic()}")))
             began = time.monotonic()
-            for beat in range(1, round(seconds / BEAT_S)):
-                await asyncio.sleep(max(0.0, began + beat * BEAT_S - time.monotonic()))
+            for beat in range(1, round(seconds / beat_s)):
+                await asyncio.sleep(max(0.0, began + beat * beat_s - time.monotonic()))
                 writer.write(words)
             writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
             await writer.drain()
@@ -113,14 +112,18 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rate", type=int, default=100, help="tokens a second of the upstream")
+    parser.add_argument("--pace", type=float, default=80, help="tokens a second of the client")
+    parser.add_argument("--every", default="100ms")
+    parser.add_argument("--beat", type=float, default=0.1, help="seconds between upstream chunks")
     parser.add_argument("--chunks", default="cut", choices=("cut", "whole", "watch"))
     asked = parser.parse_args()
 
     def edit(tree: dict[str, Any]) -> None:
         block = tree["node"]["metadata"]["forebay"]
         watches = {"cache": {"any_temperature": True, "ttl": "1s", "admit_after": 9}}
-        paced = {"pace": {"adapt": False, "chunks": asked.chunks}}
-        block["profiles"][PROFILE] = watches if asked.chunks == "watch" else paced
+        paced: dict[str, Any] = {"adapt": False, "chunks": asked.chunks}
+        paced |= {"rate": asked.pace, "every": asked.every}
+        block["profiles"][PROFILE] = watches if asked.chunks == "watch" else {"pace": paced}
         block["server"] |= {"most_exchanges": 5_000}
 
     fork = multiprocessing.get_context("fork")
@@ -128,7 +131,9 @@ def main() -> None:
         socket.create_server(("127.0.0.1", 0), backlog=4096) as listening,
         tempfile.TemporaryDirectory(prefix="forebay-pace-") as folder,
     ):
-        said = fork.Process(target=upstream, args=(listening, asked.rate, asked.seconds))
+        said = fork.Process(
+            target=upstream, args=(listening, asked.rate, asked.seconds, asked.beat)
+        )
         said.start()
         pools = {name: [listening.getsockname()[1]] for name in POOLS}
         gateway = Gateway(Path(folder), pools=pools, edit=edit, file=SHIPPED)
