@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 ROUTERS ?= .venv-routers
+BROWSER ?= .browser
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/pytest
@@ -16,7 +17,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-wheel fuzz bench bench-peers bench-routers soak train jaeger docs pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-browser test-wheel fuzz bench bench-peers bench-routers soak train jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -140,6 +141,10 @@ test-e2e: $(VENV)/.dev ## Real Envoy, clients, Redis and Jaeger
 test-grpc: $(VENV)/.dev ## The end-to-end tests on the grpc transport
 	@FOREBAY_TEST_TRANSPORT=grpc $(PYTEST) -n $(WORKERS) --dist loadgroup tests/e2e $(ARGS)
 
+test-browser: $(VENV)/.dev ## A page in Debian's Chromium, streaming through the gateway (fetches 150 MB, once)
+	@$(PIP) install -c .ci/constraints.txt -e '.[browser]'
+	@program=$$(.ci/browser $(BROWSER)) && FOREBAY_TEST_CHROMIUM=$$program $(PYTEST) tests/e2e/test_browser.py $(ARGS)
+
 fuzz: $(VENV)/.dev ## Feed the native transport any bytes for a minute (ARGS="-max_total_time=600")
 	@$(PIP) install -c .ci/constraints.txt -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz.native_http2 -max_total_time=60 -print_final_stats=1 $(ARGS)
@@ -160,4 +165,4 @@ pins: ## Write .ci/constraints.txt from a fresh environment
 	"$$scratch/venv/bin/pip" freeze --exclude-editable; } > .ci/constraints.txt
 
 clean: ## Remove everything that make made, tools apart
-	@rm -rf $(VENV) $(PEERS) $(ROUTERS) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PEERS) $(ROUTERS) $(BROWSER) dist .test-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,6 +19,8 @@ from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, otlp_receiver
 
 MOST_LINES: Final = 200  # of each log, under a test that failed
+# A browser is 300 MB: `make test-browser` brings one, and says where it is.
+collect_ignore: Final = [] if "FOREBAY_TEST_CHROMIUM" in os.environ else ["test_browser.py"]
 _GATEWAYS: Final = pytest.StashKey[list[Gateway]]()
 _MARKS: Final = pytest.StashKey[dict[Log, int]]()
 
