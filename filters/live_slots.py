@@ -6,6 +6,7 @@ to have too much; from then on a few more at a time. One request waits there: it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from filters.replica import Replica
@@ -47,3 +48,35 @@ class LiveSlots:
     def ours(self, replica: Replica) -> int:
         """Return how many of them are left for this gateway."""
         return max(0, self.size - replica.others_waiting - replica.others_running)
+
+
+class PoolSlots:
+    """How many requests a pool may have at once, as far as its replicas say how they are."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._live: Final[dict[str, LiveSlots]] = {}
+        """By the addresses of those that spoke."""
+
+    def bound(self, most: int) -> None:
+        """Let no replica have more than so many."""
+        self._most = most
+        for slots in self._live.values():
+            slots.most = most
+
+    def heard(self, address: str, replica: Replica) -> None:
+        """Take what a replica says by now."""
+        if replica.signals is None:
+            return
+        slots = self._live.get(address)
+        if slots is None:
+            slots = self._live[address] = LiveSlots(self._most)
+        slots.heard(replica)
+
+    def ours(self, replicas: Mapping[str, Replica]) -> int | None:
+        """Return how many are left for this gateway, one at least; None where no replica speaks."""
+        for gone in self._live.keys() - replicas.keys():
+            del self._live[gone]
+        if not self._live:
+            return None
+        return max(1, sum(slots.ours(replicas[at]) for at, slots in self._live.items()))

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from filters.api import Clock, SentAway, Slot
 from filters.fair_queue import FairQueue, Rules
-from filters.live_slots import LiveSlots
+from filters.live_slots import PoolSlots
 from filters.queue_order import Lane, Priority, Shed, State, Ticket, Wish
 from filters.replica import Replica
 
@@ -77,8 +77,7 @@ class _Pool:
         self.name: Final = name
         self.limits: QueueLimits | None = limits
         """None: the pool has no queue any more, but some hold a slot of it."""
-        self.live: Final[dict[str, LiveSlots]] = {}
-        """By the addresses of replicas that say how they are."""
+        self.live: Final = PoolSlots(limits.replica_slots)
         self.queue: Final = FairQueue(limits.rules, limits.slots)
         self._clock: Final = clock
         self._watch: Final = watch
@@ -130,10 +129,8 @@ class _Pool:
         if self.limits is None:
             self.queue.capacity = EVERYBODY
             return
-        for gone in self.live.keys() - replicas.keys():
-            del self.live[gone]
-        slots = sum(slots.ours(replicas[name]) for name, slots in self.live.items())
-        self.queue.capacity = max(1, slots) if self.live else self.limits.slots
+        slots = self.live.ours(replicas)
+        self.queue.capacity = self.limits.slots if slots is None else slots
 
     def close(self) -> None:
         if self._timer is not None:
@@ -182,8 +179,7 @@ class PoolQueues:
             if pool is None:
                 pool = self._pools[name] = _Pool(name, how, self._clock, self._watch)
             pool.limits, pool.queue.rules = how, how.rules
-            for slots in pool.live.values():
-                slots.most = how.replica_slots
+            pool.live.bound(how.replica_slots)
         for name, pool in tuple(self._pools.items()):
             if name not in limits:
                 pool.limits = None
@@ -214,11 +210,8 @@ class PoolQueues:
             return
         replicas = self._replicas_of(name)
         replica = replicas.get(address)
-        if replica is not None and replica.signals is not None:
-            slots = pool.live.get(address)
-            if slots is None:
-                slots = pool.live[address] = LiveSlots(pool.limits.replica_slots)
-            slots.heard(replica)
+        if replica is not None:
+            pool.live.heard(address, replica)
         pool.weigh(replicas)
         if pool.queue.waiting:
             pool.serve(pool.now_s)

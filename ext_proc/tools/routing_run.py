@@ -183,15 +183,21 @@ class Run:
         number = next(self._numbers)
         if number == int(self._requests * WARM_UP):
             self._warm_s, self._worked_s = now_s, [engine.worked_s for engine in self.engines]
+        self._send(now_s, number, session, work, now_s)
+
+    def _send(
+        self, now_s: float, number: int, session: Session, work: Work, asked_s: float
+    ) -> Asked:
+        """Pick a replica for a request that came at `asked_s`, and have it go there."""
         for at in range(len(self.engines)):
             self._scrape(now_s, at)
         if self._oracle is not None:
             self._oracle.work = work
-        pick = self.picker.pick(self._wish(chain, prompt), now_s)
-        assert pick is not None  # there are replicas
-        asked = Asked(number, session, work, now_s, pick, pick.replica.number)
+        pick = self.picker.pick(self._wish(work.chain, work.prompt_tokens), now_s)
+        asked = Asked(number, session, work, asked_s, pick, pick.replica.number)
         self._asked[id(work)] = asked
         self._arrive(now_s, asked)
+        return asked
 
     def _wish(self, chain: Sequence[int], prompt: int) -> Ask:
         """Return what the picker is shown of a prompt of so many tokens."""
