@@ -48,7 +48,7 @@ class Http2Client:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - STREAM_WINDOW_BYTES)
         await self._flush()
-        self._pump: Final = asyncio.create_task(self._receive())
+        self._pump = asyncio.create_task(self._receive())
         return self
 
     async def __aexit__(

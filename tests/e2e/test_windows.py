@@ -31,16 +31,18 @@ END: Final = (
 # What Envoy may have taken from the upstream of a stream that nobody reads, as the file has it: the
 # listener's stream window (1 MiB), above which the upstream waits; a buffer of the upstream's
 # connection (256 KiB); and where Forebay reads along, what is on its way there and back by then:
-# two windows of Envoy's (256 KiB each), one of Forebay's (1 MiB) and its queue (256 KiB). Each of
-# these is a mark that one read may pass. Without them it is the whole stream, of 7.7 MB.
-MOST_HELD_BYTES: Final = 4 * 1024 * 1024
+# windows, a queue and the buffers of both sockets. Two to three megabytes as a rule; without the
+# windows it is more than 16.
+MOST_HELD_BYTES: Final = 8 * 1024 * 1024
+PADDING: Final = b"p" * 240  # so that a stream is longer than any window
 
 
 def tokens(first: int) -> bytes:
     """Return the events of some tokens."""
     return b"".join(
-        b'data: {"id":"c-1","object":"chat.completion.chunk","created":1,"model":"m","choices":'
-        b'[{"index":0,"delta":{"content":" word%d"},"finish_reason":null}]}\n\n' % number
+        b'data: {"id":"c-1","object":"chat.completion.chunk","created":1,"model":"m",'
+        b'"system_fingerprint":"%b","choices":'
+        b'[{"index":0,"delta":{"content":" word%d"},"finish_reason":null}]}\n\n' % (PADDING, number)
         for number in range(first, first + PIECE_TOKENS)
     )
 
