@@ -22,6 +22,9 @@ _STRING: Final = msgspec.json.Decoder(str)
 _MARK: Final = b"\0"  # in no JSON
 _HERE: Final = msgspec.Raw(_MARK)
 _LAST: Final = 2
+MOST_ROUND_BYTES: Final = 1024 * 1024
+"""What may stand round the texts of all pieces of one event: each repeats its ids. An event with
+more of that goes whole."""
 
 _Level: TypeAlias = "dict[str, msgspec.Raw] | list[msgspec.Raw]"
 
@@ -68,6 +71,8 @@ class Split:
         if "".join(parts) != whole or len(parts) < 2:
             return None
         starts, middles, ends = (self._around(levels, at) for at in (0, 1, _LAST))
+        if len(parts) * len(b"".join((before, *middles, behind))) > MOST_ROUND_BYTES:
+            return None
         said = [encode(part) for part in parts]
         return [
             b"%b%b%b%b%b" % (opening, starts[0], said[0], starts[1], behind),

@@ -162,6 +162,15 @@ def test_what_cannot_be_split_is_not(raw: bytes) -> None:
     assert None is DIALECTS["openai.chat"].split(raw, ["a", "b"])
 
 
+def test_what_would_grow_beyond_all_bounds_is_not_split() -> None:
+    """A long id stands in each piece: eighty kilobytes would become eighty megabytes."""
+    text = "word " * 4_000
+    raw = sse(chat(text) | {"id": "c" * 60_000})
+    assert None is DIALECTS["openai.chat"].split(raw, cut(text, 4_000, 3))
+    fits = DIALECTS["openai.chat"].split(sse(chat(text)), cut(text, 4_000, 3))
+    assert fits is not None
+
+
 def test_embeddings_are_no_text() -> None:
     """Nothing of them is split."""
     assert None is DIALECTS["openai.embeddings"].split(sse(chat("ab")), ["a", "b"])
