@@ -35,6 +35,7 @@ from ext_proc.settings_reader import clusters_in, not_among
 from ext_proc.tools.bootstrap import Bootstrap, Gateway, Listener, Mode, Part, Route
 from ext_proc.tools.rules_failures import FAILURE_RULES
 from ext_proc.yaml_file import Problem, found
+from filters.admit import AdmitConfig
 from filters.api import Filter
 from filters.cache_rules import VARIANT_HEADERS
 from filters.classify import ClassifyFilter
@@ -381,8 +382,10 @@ def _waits_are_allowed(seen: Bootstrap, settings: Settings) -> Iterator[Problem]
 
 def _headers_arrive(seen: Bootstrap, settings: Settings) -> Iterator[Problem]:
     """Hold what Envoy keeps from Forebay against what Forebay reads."""
-    tenant = settings.tenant.header
-    wanted = (*READ_HEADERS, tenant) if tenant else READ_HEADERS
+    profiles = settings.profiles.values()
+    configs = [config for profile in profiles for _, config in profile.filters]
+    named = {config.header for config in configs if isinstance(config, AdmitConfig)}
+    wanted = (*READ_HEADERS, *sorted((named | {settings.tenant.header}) - {""}))
     for gateway in seen.gateways:
         rules = gateway.filter.get("forward_rules")
         for name, keeps in (("allowed_headers", False), ("disallowed_headers", True)):
