@@ -394,7 +394,7 @@ async def test_a_body_that_comes_with_its_head_is_not_lost(
 async def test_an_empty_reply_stays_empty(
     gateway: Gateway, call: Caller, by_hand: ByHand, kind: str, framed: str
 ) -> None:
-    """Whether that is said in its head or only at its end."""
+    """Whether that is said in its head or only at its end; a stream is no answer, and says so."""
     with gateway.watch() as seen:
         reply = asyncio.create_task(call(ASKED, FAQ))
         asked = await by_hand.asked()
@@ -404,7 +404,11 @@ async def test_an_empty_reply_stays_empty(
             await asked.head(kind)
             await asked.end()
         got = await reply
-    assert (200, b"", False) == (got.status, got.body, got.cut)
+    assert (200, False) == (got.status, got.cut)
+    if kind == SSE and framed == "chunks":
+        assert ["error"] == list(json.loads(got.body.removeprefix(b"data: ")))
+    else:
+        assert b"" == got.body
     assert "complete" == seen.lines[0]["outcome"]
 
 
@@ -424,8 +428,11 @@ async def test_trailers_follow_what_was_edited(
             expected, got = edited(event("calm") + last), b""
             while len(got) < len(expected):
                 got += await client.chunk()
-            assert b"0\r\nx-checksum: 1\r\n\r\n" == await client.rest()
-    assert expected == got
+            rest = await client.rest()
+    assert rest.endswith(b"0\r\nx-checksum: 1\r\n\r\n")
+    assert got.startswith(expected)
+    error = (got + rest).count(b'{"error":')  # of a stream without an end
+    assert (0 if last == END else 1) == error
     assert "complete" == seen.lines[0]["outcome"]
 
 
