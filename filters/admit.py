@@ -108,7 +108,7 @@ class AdmitFilter(Filter[AdmitConfig]):
         if isinstance(slot, SentAway):
             exchange.note("admit.shed", slot.why)
             return _ask_again(exchange, slot)
-        self._slot = slot
+        self._slot = exchange.slot = slot
         exchange.need(Need.END)
         if slot.waited_s:
             exchange.note("admit.waited_ms", round(slot.waited_s * 1e3))

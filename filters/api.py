@@ -648,6 +648,9 @@ class Slot(Lease, Protocol):
     def waited_s(self) -> float:
         """How long it was waited for."""
 
+    def begun(self) -> None:
+        """Say that the answer has begun, once that is known; it may be said again."""
+
 
 @dataclass(frozen=True, slots=True)
 class SentAway:
@@ -1003,6 +1006,8 @@ class Exchange:
     """What is asked for; None when no filter looked."""
     staged: Staged | None = None
     """Where `Ports.stages` put it; None when no filter asked."""
+    slot: Slot | None = None
+    """What it holds of a pool that has queues: whoever sees its answer begin says so there."""
     reply_head: ReplyHead | None = None
     traceparent: str = ""
     """W3C header of the proxy's span: what a port asks for this exchange is traced under it."""

@@ -3,7 +3,8 @@
 Two queues, served by their weights: of the time that slots are held while fast work waits, each
 gets its part. What is long holds a slot for long and cannot be stopped, so that the bulk queue
 never has more slots at once than its part, unless nobody came to the fast one for some time; and
-one is left even then. Time is given from outside: nothing here waits.
+one is left even then. The same goes for replicas: until its answer begins, a long prompt takes all
+of one, and what comes there behind it waits. Time is given from outside: nothing here waits.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class Rules:
 class _Queue:
     """One of the two, with the slots that it was given."""
 
-    __slots__ = ("in_use", "seen_s", "served_s", "used_s", "waiting")
+    __slots__ = ("in_use", "seen_s", "served_s", "unbegun", "used_s", "waiting")
 
     def __init__(self) -> None:
         self.waiting: Final = Waiting()
         self.in_use = 0
+        self.unbegun = 0
+        """How many of those that hold a slot have no answer yet, as far as is known."""
         self.used_s = 0.0
         """Seconds that its slots were held since somebody waits in the fast queue."""
         self.served_s = -math.inf
@@ -67,6 +70,8 @@ class FairQueue:
     def __init__(self, rules: Rules, capacity: int) -> None:
         self.rules = rules
         self.capacity = capacity
+        self.replicas = 0
+        """How many the pool consists of; 0: it is not known. May be changed at any time as well."""
         self._numbers: Final = itertools.count()
         self._fast: Final = _Queue()
         self._bulk: Final = _Queue()
@@ -88,6 +93,11 @@ class FairQueue:
     def bulk_slots(self) -> int:
         """How many slots the bulk queue has at once while there is work for the fast one."""
         return max(1, math.ceil(self.capacity * self.rules.bulk_part))
+
+    @property
+    def bulk_replicas(self) -> int:
+        """At how many replicas it may have prompts read at once, while there is fast work."""
+        return max(1, math.ceil(self.replicas * self.rules.bulk_part))
 
     def slots_of(self, lane: Lane) -> int:
         """Return how many slots a queue holds."""
@@ -143,11 +153,18 @@ class FairQueue:
             self._send_away(ticket, None)
         elif ticket.state is State.SERVED:
             queue = self._of(ticket.wish.lane)
+            self.begun(ticket)
             queue.in_use -= 1
             queue.seen_s = now_s
             if queue is self._bulk:  # what ended sooner has used a whole slice
                 queue.used_s += max(0.0, self.rules.slice_s - (now_s - ticket.served_s))
             ticket.state = State.OVER
+
+    def begun(self, ticket: Ticket) -> None:
+        """Say that an answer has begun: what is long is read, and holds nobody up any more."""
+        if ticket.state is State.SERVED and not ticket.begun:
+            ticket.begun = True
+            self._of(ticket.wish.lane).unbegun -= 1
 
     def late(self, now_s: float) -> list[Ticket]:
         """Send everybody away whose wait is over, and return them."""
@@ -187,18 +204,24 @@ class FairQueue:
             return fast
         if not fast.waiting.count:
             return bulk if self._bulk_may(now_s) else None
-        if bulk.in_use >= self.bulk_slots or now_s - bulk.served_s < self.rules.slice_s:
+        if not self._has_room(self.bulk_slots, self.bulk_replicas):
+            return fast
+        if now_s - bulk.served_s < self.rules.slice_s:
             return fast
         owed = bulk.used_s * self.rules.fast < fast.used_s * self.rules.bulk
         return bulk if owed else fast
 
     def _bulk_may(self, now_s: float) -> bool:
         """Tell whether bulk work may have a slot that nobody else waits for."""
-        fast, in_use = self._fast, self._bulk.in_use
-        if in_use < self.bulk_slots:
+        if self._has_room(self.bulk_slots, self.bulk_replicas):
             return True
-        quiet = not fast.in_use and now_s >= self._quiet_from_s
-        return quiet and in_use < self.capacity - 1
+        quiet = not self._fast.in_use and now_s >= self._quiet_from_s
+        return quiet and self._has_room(self.capacity - 1, max(1, self.replicas - 1))
+
+    def _has_room(self, slots: int, replicas: int) -> bool:
+        """Tell whether bulk work has fewer slots, and reads at fewer replicas, than that."""
+        bulk = self._bulk
+        return bulk.in_use < slots and (not self.replicas or bulk.unbegun < replicas)
 
     def _is_free(self, queue: _Queue, now_s: float) -> bool:
         if self.in_use >= self.capacity or queue.waiting.count:
@@ -230,6 +253,7 @@ class FairQueue:
 
     def _serve(self, queue: _Queue, ticket: Ticket, now_s: float) -> None:
         queue.in_use += 1
+        queue.unbegun += 1
         queue.served_s = ticket.served_s = now_s
         ticket.state = State.SERVED
 

@@ -112,12 +112,12 @@ class PickFilter(Filter[PickConfig]):
         if self._watched:
             exchange.need(Need.REPLY)  # a server may send the head of a stream at once
         else:
-            self._start(self._picked)
+            self._start(exchange, self._picked)
 
     def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
         """Take the first event for the first token."""
         if self._picked is not None and not self._started:
-            self._start(self._picked)
+            self._start(exchange, self._picked)
         return (delta,)
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -127,9 +127,11 @@ class PickFilter(Filter[PickConfig]):
             ill = head is not None and head.status in _ILL
             self._picked.ended(good=self._started, ill=ill)
 
-    def _start(self, picked: Picked) -> None:
+    def _start(self, exchange: Exchange, picked: Picked) -> None:
         self._started = True
         picked.started()
+        if exchange.slot is not None and (self._watched or not exchange.prompt.stream):
+            exchange.slot.begun()
 
 
 def _ask_again(exchange: Exchange, wait_s: float) -> Answer:

@@ -2,8 +2,9 @@
 
 The most urgent class comes first. In a class each tenant has its turn, one request in each round;
 of a tenant, and of all in one round, the one with the earliest deadline. Only each `AGED_EVERY`th
-turn may be a lesser class's, where somebody waited there `AGE_S` for each class in between; of
-several the one that had no turn for longest. So none starves, and none gets more than that.
+turn, and where turns are slow the first after each `AGED_S`, may be a lesser class's, where
+somebody waited there `AGE_S` for each class in between; of several the one that had no turn for
+longest. So none starves, and none gets more than that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import msgspec
 
 AGE_S: Final = 5.0
 AGED_EVERY: Final = 10
+AGED_S: Final = 60.0
+"""A queue of long prompts may have two turns a minute: of ten of them nobody should wait for one.
+Two of them in a row are never lesser classes'."""
 KEEPS: Final = 10
 """A class keeps a tenth of the places in a queue, whoever more urgent wants them."""
 MEMORY_S: Final = 30.0
@@ -89,6 +93,8 @@ class Ticket(msgspec.Struct, eq=False):
     why: Shed | None = None
     """Why it is over, where it was sent away."""
     served_s: float = 0.0
+    begun: bool = False
+    """Its answer has."""
     told: Any = None
     """Whoever keeps it may leave here whom to tell."""
 
@@ -185,7 +191,8 @@ class Waiting:
     """Those who wait in one queue."""
 
     __slots__ = (
-        "_at_s", "_busy_s", "_classes", "_drained", "_turn", "_unaged", "count", "places",
+        "_aged_s", "_at_s", "_busy_s", "_classes", "_drained", "_turn", "_unaged", "count",
+        "places",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -196,6 +203,8 @@ class Waiting:
         self._turn = 0
         self._unaged = AGED_EVERY
         """How many were served since one came before its class's turn, this one among them."""
+        self._aged_s = -math.inf
+        """When one last came before its class's turn."""
         self._drained = self._busy_s = self._at_s = 0.0
 
     def add(self, ticket: Ticket) -> None:
@@ -214,7 +223,9 @@ class Waiting:
     def take(self, now_s: float) -> Ticket:
         """Take out whose turn it is."""
         ticket, aged = self._next(now_s)
-        self._unaged = 1 if aged else self._unaged + 1
+        if aged:
+            self._unaged, self._aged_s = 0, now_s
+        self._unaged += 1
         self._turn += 1
         self._classes[ticket.wish.priority].turn = self._turn
         self._remove(ticket, served=True)
@@ -257,7 +268,8 @@ class Waiting:
 
     def _next(self, now_s: float) -> tuple[Ticket, bool]:
         first, *others = ((at, one) for at, one in self._classes.items() if one.by_age)
-        if others and self._unaged >= AGED_EVERY:
+        slow = self._unaged > 1 and now_s - self._aged_s >= AGED_S
+        if others and (slow or self._unaged >= AGED_EVERY):
             aged = (
                 one for at, one in others if now_s - one.by_age[0].came_s >= (at - first[0]) * AGE_S
             )

@@ -462,6 +462,11 @@ class FakeSlot:
     waited_s: float = 0.0
     released: int = 0
     """How often `release` was called."""
+    begins: int = 0
+    """How often `begun` was."""
+
+    def begun(self) -> None:
+        self.begins += 1
 
     def release(self) -> None:
         self.released += 1

@@ -41,6 +41,7 @@ def test_a_slot_is_held_until_the_exchange_is_over(dialect: str) -> None:
     assert (CONTINUE, Need.END) == (verdict, exchange.needs)
     assert {"admit.queue": "fast", "admit.class": "normal"} == exchange.notes
     assert [FakeSlot()] == queues.slots
+    assert exchange.slot is queues.slots[0]
     drive(one.on_finish(exchange, Outcome.COMPLETE))
     assert 1 == queues.slots[0].released
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.fair_queue import MOST_RETRY_S, RETRY_S, FairQueue, Rules
-from filters.queue_order import AGE_S, AGED_EVERY, Lane, Priority, Shed, State, Ticket, Wish
+from filters.queue_order import AGE_S, AGED_EVERY, AGED_S, Lane, Priority, Shed, State, Ticket, Wish
 
 T = TypeVar("T")
 WAIT_S = 30.0
@@ -62,6 +62,7 @@ class Naive:
     holding: list[Ticket] = field(default_factory=list)
     rounds: dict[tuple[Lane, Priority], dict[str, int]] = field(default_factory=dict)
     unaged: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, AGED_EVERY))
+    aged_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, -math.inf))
     used: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
     seen: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, -math.inf))
     served: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, -math.inf))
@@ -115,7 +116,8 @@ class Naive:
             for priority in others
             if now_s - self.of(lane, priority)[0].came_s >= AGE_S * (priority - first)
         ]
-        if aged and self.unaged[lane] >= AGED_EVERY:
+        slow = self.unaged[lane] > 1 and now_s - self.aged_s[lane] >= AGED_S
+        if aged and (slow or self.unaged[lane] >= AGED_EVERY):
             return self.of(lane, min(aged)[1])[0], True
         rounds = self.rounds.setdefault((lane, first), {})
         now = rounds.get("", 0)
@@ -129,6 +131,7 @@ class Naive:
     def take(self, ticket: Ticket, now_s: float, *, aged: bool) -> None:
         lane, priority, tenant = ticket.wish.lane, ticket.wish.priority, ticket.wish.tenant
         self.unaged[lane] = 1 if aged else self.unaged[lane] + 1
+        self.aged_s[lane] = now_s if aged else self.aged_s[lane]
         self.turns[lane, priority] = self.number = self.number + 1
         rounds = self.rounds.setdefault((lane, priority), {})
         was = rounds.get("", 0)
@@ -180,7 +183,7 @@ _STEPS = st.lists(
         st.tuples(st.just("leaves"), st.integers(0, 50)),
         st.tuples(st.just("ends"), st.integers(0, 50)),
         st.tuples(st.just("slots"), st.integers(1, 12)),
-        st.tuples(st.just("passes"), st.sampled_from((0.125, 0.5, 1.0, 4.0))),
+        st.tuples(st.just("passes"), st.sampled_from((0.125, 0.5, 1.0, 4.0, 20.0))),
     ),
     max_size=120,
 )
@@ -279,6 +282,20 @@ def test_a_class_that_waited_long_has_every_tenth_turn() -> None:
     assert [0, AGED_EVERY, 2 * AGED_EVERY] == lows
 
 
+def test_where_turns_are_slow_a_class_has_one_each_minute() -> None:
+    """Of long prompts ten may take five minutes; two turns in a row are never a lesser class's."""
+    queue, (held,) = busy()
+    for number in range(6):
+        queue.enter(wish(priority=Priority.LOW, tenant=f"low{number}", wait_s=MINUTES_S), 0.0)
+        queue.enter(wish(priority=Priority.HIGH, tenant=f"high{number}", wait_s=MINUTES_S), 0.0)
+    order = ""
+    for step in range(1, 9):
+        queue.leave(held, 25.0 * step)
+        (held,) = filter(None, [queue.next(25.0 * step)])
+        order += held.wish.priority.word[0]
+    assert "lhhlhhlh" == order
+
+
 def test_tenants_take_turns() -> None:
     """One with ten requests has to let others pass, who came later with one."""
     queue, held = busy()
@@ -339,6 +356,34 @@ def test_bulk_work_begins_no_sooner_than_a_slice_after_other_bulk_work(
         (held,) = filter(None, [queue.next(step / 8)])
         order.append(held.wish.lane)
     assert turns == [at + 1 for at, lane in enumerate(order) if lane is Lane.BULK]
+
+
+def test_long_prompts_are_read_at_their_part_of_the_replicas() -> None:
+    """A slot more is of no use where each replica reads one already; the next begins behind it."""
+    queue = FairQueue(Rules(), 200)
+    queue.replicas = 20
+    queue.enter(wish(), 0.0)
+    first, *others = (queue.enter(wish(Lane.BULK), 0.0)[0] for _ in range(5))
+    assert 2 == queue.slots_of(Lane.BULK)
+    assert queue.next(1.0) is None
+    queue.begun(first)
+    queue.begun(first)
+    assert others[1] is queue.next(1.0)
+    assert queue.next(1.0) is None
+    queue.leave(first, 2.0)
+    assert queue.next(2.0) is None
+    queue.leave(others[0], 3.0)
+    assert others[2] is queue.next(3.0)
+
+
+def test_one_replica_reads_no_long_prompt_when_all_others_do() -> None:
+    """Also where no fast work came for long: the next one comes at any time."""
+    queue = FairQueue(Rules(), 200)
+    queue.replicas = 4
+    for _ in range(5):
+        queue.enter(wish(Lane.BULK), 0.0)
+    assert 3 == queue.slots_of(Lane.BULK)
+    assert State.SERVED is queue.enter(wish(), 0.0)[0].state
 
 
 # --- Room ----------------------------------------------------------------------------------------

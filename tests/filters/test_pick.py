@@ -15,7 +15,7 @@ from filters.pick import PickConfig, PickFilter, beginning
 from filters.pipeline import Pipeline, Run
 from filters.prefix_blocks import MOST_NAMED_BYTES
 from tests.exchanges import WORDS, ask, reply_head
-from tests.fakes import FakePicked, FakeReplicas, drive, fake_ports
+from tests.fakes import FakePicked, FakeReplicas, FakeSlot, drive, fake_ports
 
 A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
 DIALECTS = pytest.mark.parametrize("dialect", WORDS)
@@ -260,6 +260,23 @@ def test_an_answer_that_is_not_watched_starts_with_its_head(stream: bool) -> Non
     table.finish(exchange, Outcome.GONE)
     assert (False, 1, True) == (table.picked.watched, table.picked.starts, table.picked.good)
     assert Need.HEAD | Need.END == exchange.needs
+
+
+@pytest.mark.parametrize(
+    ("stream", "watch", "begins"), [(False, True, 1), (True, True, 1), (True, False, 0)]
+)
+def test_a_slot_is_told_when_the_answer_begins(stream: bool, watch: bool, begins: int) -> None:
+    """Once; the head of a stream that is not watched tells nothing, it may come at once."""
+    table, slot = Table(PickConfig(watch=watch)), FakeSlot()
+    exchange = ask("openai.chat", "hello", stream=stream)
+    exchange.slot = slot
+    table.request(exchange)
+    table.head(exchange, "text/event-stream" if stream else "application/json")
+    if stream and watch:
+        table.token(exchange)
+        table.token(exchange)
+    table.finish(exchange)
+    assert begins == slot.begins
 
 
 def test_a_stream_is_read_only_when_it_comes() -> None:
