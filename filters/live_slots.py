@@ -72,6 +72,7 @@ class PoolSlots:
         if slots is None:
             slots = self._live[address] = LiveSlots(self._most)
         slots.heard(replica)
+        replica.most = slots.size
 
     def ours(self, replicas: Mapping[str, Replica]) -> int | None:
         """Return how many are left for this gateway, one at least; None where no replica speaks."""

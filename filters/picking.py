@@ -31,6 +31,8 @@ from filters.warmth import Warmth
 
 EXPLORE_S: Final = 0.02
 """More prefill than that is too much to pay for a look at another replica."""
+EXPLORE_WAIT_S: Final = 1.0
+"""So is a longer wait: one that reads a long prompt is no place for a look."""
 MOST_SHOWN: Final = 3
 """The best replicas of a pick that are kept for its explanation."""
 SAID_ROOM: Final = 1.25
@@ -48,6 +50,9 @@ ANSWER_SHARE: Final = 0.02
 """What share of a replica's work an answer is while it is written: steps are shared by many."""
 HEARD_SHARE: Final = 0.002
 """The weight of what a replica says in the average: of eight, some three seconds count."""
+MOST_COUNTED_S: Final = 12.0
+"""What a prompt counts at the most in how much a replica works: one that takes half a minute says
+nothing of what is to come, and its replica would be left idle for minutes after it."""
 SENT_SHARE: Final = 0.01
 """The weight of a pick in the average of what picks found and took."""
 LEAST_HOPE: Final = 0.02
@@ -245,6 +250,8 @@ class Picker:
         if avoided and len(avoided) < len(every):
             replicas = [one for one in every if one.avoided_s is None]
             probe = next((one for one in avoided if self._may_probe(one, now_s)), None)
+        if replicas[0].most is not None:  # then all have a bound, as soon as they speak
+            replicas = [one for one in replicas if one.has_room(now_s)] or replicas
         began_s = self._stopwatch() if self._stopwatch is not None else 0.0
         held = self._held(ask, replicas)
         self._hope(ask)
@@ -443,9 +450,12 @@ class Picker:
         would also take the place of something else in its cache.
         """
         most_s = self.cost.seconds(held[chosen], ask.tokens) + EXPLORE_S
+        most_owed_s = replicas[chosen].owed(now_s) + EXPLORE_WAIT_S
         idle = [
             1 / (1 + replica.queue(now_s))
-            if at != chosen and self.cost.seconds(held[at], ask.tokens) <= most_s
+            if at != chosen
+            and self.cost.seconds(held[at], ask.tokens) <= most_s
+            and replica.owed(now_s) <= most_owed_s
             else 0.0
             for at, replica in enumerate(replicas)
         ]
@@ -484,7 +494,7 @@ class Picker:
         expected_s = owed + seconds + cost.decode_s * queue + cost.base_s
         pick = Pick(self._picks, replica, ask, now_s, held, seconds, expected_s, queue)
         replica.owed_s, replica.owed_at_s = owed + seconds, now_s
-        replica.add_work(seconds, now_s)
+        replica.add_work(min(seconds, MOST_COUNTED_S), now_s)
         if not replica.unstarted:
             replica.busy_s = now_s
             replica.done.clear()

@@ -115,6 +115,8 @@ class Replica:
     others_waiting: int = 0
     """Requests that wait there and are none of ours: other gateways share the replica."""
     others_running: int = 0
+    most: int | None = None
+    """How many it should have while another one has room, where work waits for the pool."""
     picks: dict[int, Pick] = field(default_factory=dict)
     """Requests sent there that have not ended, by number, in the order they were sent."""
     unstarted: dict[int, Pick] = field(default_factory=dict)
@@ -178,6 +180,10 @@ class Replica:
         """Return how many requests wait or run there: ours, and those of others it spoke of."""
         others = self.others_waiting + self.others_running
         return len(self.picks) + (others if others and self.fresh(now_s) else 0)
+
+    def has_room(self, now_s: float) -> bool:
+        """Tell whether it has less than it should have at the most."""
+        return self.most is None or self.queue(now_s) < self.most
 
     def waiting_of_others(self, now_s: float) -> int:
         """Return how many requests of others wait there."""

@@ -65,6 +65,10 @@ class HeldSlot:
         """See `filters.api.Slot`."""
         return self._ticket.served_s - self._ticket.came_s
 
+    def begun(self) -> None:
+        """See `filters.api.Slot`."""
+        self._pool.begun(self._ticket)
+
     def release(self) -> None:
         """See `filters.api.Lease`."""
         self._pool.leave(self._ticket)
@@ -116,6 +120,12 @@ class _Pool:
         if self.queue.waiting:
             self.serve(now_s)
 
+    def begun(self, ticket: Ticket) -> None:
+        """Know that an answer has begun: another prompt may be read."""
+        self.queue.begun(ticket)
+        if ticket.wish.lane is Lane.BULK and self.queue.waiting:
+            self.serve(self.now_s)
+
     def serve(self, now_s: float) -> None:
         """Give slots to all who may have one, and send those away whose wait is over."""
         for late in self.queue.late(now_s):
@@ -127,10 +137,13 @@ class _Pool:
     def weigh(self, replicas: Mapping[str, Replica]) -> None:
         """Have as many slots as the replicas can take, where they say how they are."""
         if self.limits is None:
-            self.queue.capacity = EVERYBODY
+            self.queue.capacity, self.queue.replicas = EVERYBODY, 0
+            for replica in replicas.values():
+                replica.most = None
             return
         slots = self.live.ours(replicas)
         self.queue.capacity = self.limits.slots if slots is None else slots
+        self.queue.replicas = 0 if slots is None else len(replicas)
 
     def close(self) -> None:
         if self._timer is not None:

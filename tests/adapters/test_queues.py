@@ -14,6 +14,7 @@ from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.queues import HeldSlot, PoolQueues, QueueLimits
 from filters.api import Clock, SentAway, Slot
 from filters.fair_queue import Rules
+from filters.live_slots import FIRST
 from filters.queue_order import Lane, Priority, Shed, Wish
 from filters.replica import Replica, Signals
 from tests.fakes import FakeClock
@@ -171,6 +172,32 @@ async def test_other_limits_count_at_once(door: Door) -> None:
     for one in held:
         assert isinstance(one, HeldSlot)
         one.release()
+
+
+async def test_the_next_long_prompt_goes_when_the_answer_to_one_begins(door: Door) -> None:
+    """One of two replicas reads it until then, though both have slots."""
+    for number, address in enumerate((A, B)):
+        door.replicas[address] = Replica(number, address, signals=Signals(0.0))
+        door.queues.said(POOL, address)
+    first, second = door.come(lane=Lane.BULK), door.come(lane=Lane.BULK)
+    await turn()
+    assert (True, False) == (first.done(), second.done())
+    slot = await first
+    assert isinstance(slot, HeldSlot)
+    slot.begun()
+    slot.begun()
+    await turn()
+    assert (True, (2, 0)) == (second.done(), door.counts)
+
+
+async def test_replicas_know_how_many_they_should_have(door: Door) -> None:
+    """As long as the pool has a queue."""
+    door.replicas[A] = replica = Replica(0, A, signals=Signals(0.0))
+    door.queues.said(POOL, A)
+    await door.slot()
+    assert FIRST == replica.most
+    door.follow(None)
+    assert replica.most is None
 
 
 async def test_slots_follow_what_replicas_say(door: Door) -> None:

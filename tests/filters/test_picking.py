@@ -10,10 +10,18 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from filters.picking import EXPLORE_S, MOST_REFUSALS, PROBE_S, Picker, ask_of, number_of
+from filters.picking import (
+    EXPLORE_S,
+    MOST_COUNTED_S,
+    MOST_REFUSALS,
+    PROBE_S,
+    Picker,
+    ask_of,
+    number_of,
+)
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
-from filters.replica import LATE_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
+from filters.replica import LATE_S, RECENT_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
 from filters.strategies import STRATEGIES, Blend, Expected
 
 ROOM = 1_000_000
@@ -235,6 +243,39 @@ def test_exploration_pays_for_no_prefill() -> None:
     long = asked("a", int(10 * EXPLORE_S / 1e-4))
     first = picker.pick(long, 0.0)
     assert {first.replica} == {picker.pick(long, 1.0).replica for _ in range(20)}
+
+
+def test_exploration_does_not_wait_behind_a_long_prompt() -> None:
+    """What is learned is not worth half a minute of somebody's time."""
+    picker = made("expected", A, B, explore=1.0)
+    busy = picker.pick(asked("a", 100_000), 0.0).replica
+    texts = numbers()
+    for at in range(20):
+        pick = picker.pick(asked(next(texts), 100), float(at) / 10)
+        assert busy is not pick.replica
+        picker.ended(pick, at / 10)
+
+
+def test_who_has_as_many_as_it_should_is_left_while_another_has_room() -> None:
+    """Whatever it holds of the prompt; where nobody has room, all come into question."""
+    picker = made("expected", A, B)
+    full, free = picker.replicas[A], picker.replicas[B]
+    for replica in (full, free):
+        replica.most = 1
+    first = picker.pick(asked("a", 4_000), 0.0)
+    second = picker.pick(asked("a", 4_000), 0.0)
+    assert first.replica is not second.replica
+    third = picker.pick(asked("a", 4_000), 0.0)
+    assert third.replica in (full, free)
+
+
+def test_a_prompt_that_takes_minutes_leaves_its_replica_no_less_liked_for_it() -> None:
+    """Twelve seconds of it count as work: afterwards that replica is used again."""
+    picker = made("expected", A)
+    picker.pick(asked("a", 300_000), 0.0)
+    replica = picker.replicas[A]
+    assert replica.owed(0.0) > 100
+    assert math.isclose(MOST_COUNTED_S / RECENT_S, replica.worked(0.0))
 
 
 @pytest.mark.parametrize(("running", "share"), [(0, 0.8), (1, 0.4), (9, 0.08)])
