@@ -94,14 +94,13 @@ class OpenAIWay:
             members = _OBJECT.decode(reply)
             entries = _ENTRIES.decode(members.get("data", b""))
             indexes = [_INTEGER.decode(entry.get("index", b"")) for entry in entries]
-            used = _ANY.decode(members.get("usage", b"null"))
+            usages = parted(_ANY.decode(members.get("usage", b"null")), weights)
         except (ValueError, RecursionError):
             return None
         if sorted(indexes) != list(range(len(weights))):
             return None
         if any("embedding" not in entry for entry in entries):
             return None
-        usages = parted(used, weights)
         found: list[bytes] = [b""] * len(weights)
         for index, entry in zip(indexes, entries, strict=True):
             written: dict[str, Any] = {**members, "data": [{**entry, "index": _ZERO}]}
@@ -159,14 +158,14 @@ class GeminiWay:
         try:
             members = _OBJECT.decode(reply)
             entries = _ENTRIES.decode(members.pop("embeddings", b""))
-            used = _ANY.decode(members.get("usageMetadata", b"null"))
+            usages = parted(_ANY.decode(members.get("usageMetadata", b"null")), weights)
         except (ValueError, RecursionError):
             return None
         if len(entries) != len(weights) or any("values" not in entry for entry in entries):
             return None
         many = path.partition("?")[0].endswith(_MANY)
         found = []
-        for entry, usage in zip(entries, parted(used, weights), strict=True):
+        for entry, usage in zip(entries, usages, strict=True):
             one: dict[str, Any] = {"embeddings": [entry]} if many else {"embedding": entry}
             one |= members
             if "usageMetadata" in members:

@@ -15,6 +15,8 @@ from filters.document import Document, encode
 from filters.gathering import GEMINI_WAY, OPENAI_WAY, Single, shares
 
 PATH: Final = "/v1/embeddings"
+DEEP: Final = b"[" * 600 + b"]" * 600
+"""JSON that can be read and not be walked through."""
 TEXTS: Final = st.text(min_size=1, max_size=40)
 TOKENS: Final = st.lists(st.integers(0, 100_000), min_size=1, max_size=8)
 SETTINGS: Final = st.fixed_dictionaries(
@@ -196,6 +198,7 @@ def test_all_that_was_used_is_shared_out() -> None:
         encode({"data": [{"index": 0, "embedding": [1]}, {"index": 1}]}),
         encode({"data": [{"index": 0, "embedding": [1]}, {"index": "1", "embedding": [2]}]}),
         encode({"error": {"message": "no"}}),
+        listed([1], [2])[:-1] + b',"usage":%b}' % DEEP,
     ],
 )
 def test_a_reply_without_one_embedding_for_each_is_none(reply: bytes) -> None:
@@ -295,6 +298,7 @@ def test_what_contents_used_is_shared_out() -> None:
         encode({"embeddings": [{"values": [1]}]}),
         encode({"embeddings": [{"values": [1]}, {}]}),
         encode({"error": {"code": 400}}),
+        b'{"embeddings":[{"values":[1]},{"values":[2]}],"usageMetadata":%b}' % DEEP,
     ],
 )
 def test_a_reply_without_values_for_each_is_none(reply: bytes) -> None:
