@@ -33,6 +33,7 @@ from ext_proc.tools.bench_setup import Setup, set_up
 from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import LoadProcess, Result, Slice, cpu_clock_ns
 from ext_proc.tools.machine import machine
+from ext_proc.tools.pages import page_console
 from ext_proc.tools.place import LOOPBACK, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
 from filters.errors import ConfigError
@@ -127,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     busy = os.getloadavg()[0]
     rows = asyncio.run(measure(plan, Progress(plan), arguments.litellm, arguments.workers))
     report = report_of(plan, rows, busy, arguments.workers)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = page_console()
     show(console, report)
     Path(arguments.output).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     console.print(f"every figure: {arguments.output}", style="dim", soft_wrap=True, markup=False)

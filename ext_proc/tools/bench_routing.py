@@ -10,7 +10,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from ext_proc.tools import bench_routing_live, routing_plot
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_routing_live import ENVIRONMENT
 from ext_proc.tools.bench_routing_live import REPLICAS as LIVE_REPLICAS
+from ext_proc.tools.pages import page_console
 from ext_proc.tools.routing_cost import CASES, cost_of
 from ext_proc.tools.routing_faults import Fault, FaultyRun
 from ext_proc.tools.routing_goals import (
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
     if not output.parent.is_dir():
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = page_console()
     if arguments.live:
         return bench_routing_live.run(arguments, console)
     strategies = arguments.strategies or list(WAYS)

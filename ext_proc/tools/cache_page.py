@@ -17,8 +17,8 @@ from ext_proc.cache_entry import Entry
 from ext_proc.config import Settings
 from ext_proc.tools.cache_redis import Counted, Purged
 from ext_proc.tools.cache_server import CacheServer
+from ext_proc.tools.pages import page_console
 
-PLAIN_COLUMNS: Final = 120
 NAME_CHARS: Final = 15  # `redis sighted` and two spaces
 _BREAKER: Final = {"closed": "green", "probing": "yellow", "open": "red"}
 _KIB: Final = 1024
@@ -59,7 +59,7 @@ def show_stats(
     figures: dict[str, Any] | None, kept: Counted | None, server: CacheServer, *, now_s: float
 ) -> None:
     """Print what is kept and what it saved; `figures` are None where no server runs."""
-    console = _console()
+    console = page_console()
     memory = figures["memory"] if figures else None
     counted: dict[str, dict[str, int]] = {}
     if kept is not None:
@@ -153,7 +153,7 @@ def _process_lines(figures: dict[str, Any]) -> list[tuple[str, Text]]:
 
 def show_entries(key: str, entries: Sequence[Entry]) -> None:
     """Print what is known of an answer, in each place that has it; the answer only if given."""
-    console = _console()
+    console = page_console()
     if not entries:
         console.print(Text(f"{key}: nothing is kept", "yellow"))
     for entry in entries:
@@ -195,7 +195,7 @@ def _said_of(entry: Entry) -> list[tuple[str, str]]:
 
 def show_purge(report: dict[str, Any], settings: Settings, server: CacheServer) -> None:
     """Print how much was let go of, and what may still be elsewhere."""
-    console = _console()
+    console = page_console()
     done = "would go" if report["dry_run"] else "gone"
     redis: Purged | None = report["redis"]
     if redis is not None:
@@ -213,15 +213,10 @@ def show_purge(report: dict[str, Any], settings: Settings, server: CacheServer) 
 
 def remark(said: str) -> None:
     """Print what may explain the rest."""
-    _console().print(Text(said, "yellow"))
+    page_console().print(Text(said, "yellow"))
 
 
 # --- Words ---------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    # Nothing is folded where a program reads it.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
 
 
 def _line(name: str, said: str | Text) -> Text:

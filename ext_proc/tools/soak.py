@@ -30,6 +30,7 @@ from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench import SCENARIOS, Scenario, failed_open, request_of
 from ext_proc.tools.bench_setup import Setup, set_up
 from ext_proc.tools.machine import machine
+from ext_proc.tools.pages import page_console
 from ext_proc.tools.place import LOOPBACK, run_folder
 from ext_proc.tools.soak_load import Exit, Mix, SoakLoad, State, Way
 from ext_proc.tools.soak_plot import plot
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.requests // A_LEAVER_IN if leaving is None else leaving,
         Transport(arguments.transport) if arguments.transport else None,
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = page_console()
     with SoakProgress(plan) as progress:
         soaked = asyncio.run(_soak(plan, progress))
     verdict = judge(plan, soaked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
@@ -13,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_COLUMNS: Final = 120
+from ext_proc.tools.pages import page_console
+
 NOTHING: Final = (
     "no pool is on its way in: give one a `stage` in the file, as docs/stages.md explains"
 )
@@ -23,8 +23,7 @@ _SIDES: Final = ("old", "new")
 def show(trials: Sequence[Mapping[str, Any]]) -> None:
     """Print a table for each trial and what it means."""
     # Nothing is folded where a program reads it.
-    width = None if sys.stdout.isatty() else PLAIN_COLUMNS
-    console = Console(highlight=False, width=width)
+    console = page_console()
     if not trials:
         console.print(Text(NOTHING, "yellow"))
     for trial in trials:
@@ -92,7 +91,7 @@ def lines(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
             said.append(("finish", f"{name}: {ended}"))
     if trial["skipped"]:
         reasons = ", ".join(f"{why} {number:,}" for why, number in trial["skipped"].items())
-        said.append(("not compared", reasons))
+        said.append(("left out", reasons))
     return said
 
 

@@ -439,7 +439,7 @@ class Terminal:
 
 
 def tries(url: str, profiles: Sequence[str]) -> list[tuple[str, str]]:
-    """Return three commands to try, each with what it shows."""
+    """Return commands to try, each with what it shows."""
     # `faq` keeps an answer at its first sighting; the default waits for the fifth.
     base = f"{url}/p/faq" if "faq" in profiles else url
 
@@ -450,11 +450,13 @@ def tries(url: str, profiles: Sequence[str]) -> list[tuple[str, str]]:
             f"curl -iN {base}/v1/chat/completions -H 'content-type: application/json' -d '{data}'"
         )
 
-    return [
-        ("a miss: the upstream answers (X-Cache: MISS)", curl(QUESTION)),
-        ("a hit: the same again, without the upstream (X-Cache: HIT)", curl(QUESTION)),
-        ("a stream: the answer as it is made", curl(OTHER_QUESTION, stream=True)),
-    ]
+    answers = [("an answer", curl(QUESTION))]
+    if "faq" in profiles:
+        answers = [
+            ("a miss: the upstream answers (X-Cache: MISS)", curl(QUESTION)),
+            ("a hit: the same again, without the upstream (X-Cache: HIT)", curl(QUESTION)),
+        ]
+    return [*answers, ("a stream: the answer as it is made", curl(OTHER_QUESTION, stream=True))]
 
 
 def request_line(
