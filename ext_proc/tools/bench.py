@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,13 @@ from rich.text import Text
 
 from ext_proc.cli import complain
 from ext_proc.config import Transport
-from ext_proc.tools import bench_facts, bench_routing
+from ext_proc.tools import bench_facts, bench_queues, bench_routing
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
 from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
 from ext_proc.tools.machine import machine
+from ext_proc.tools.pages import page_console
 from ext_proc.tools.place import LOOPBACK, find_redis, run_folder
 from ext_proc.tools.stand_ins import LONG_PIECES, PIECES
 from ext_proc.tools.supervisor import Supervisor
@@ -120,6 +120,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench_routing.add_arguments(routing)
     routing.set_defaults(run=bench_routing.run, refuse=routing.error)
+    queues = others.add_parser(
+        "queues",
+        help="show what fair queues do to short and long prompts, in virtual time",
+        description="Show what fair queues do to short and long prompts, in virtual time.",
+        epilog="example:\n  forebay bench queues --seed 2",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench_queues.add_arguments(queues)
+    queues.set_defaults(run=bench_queues.run, refuse=queues.error)
 
 
 def _names(text: str) -> list[str]:
@@ -144,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         complain("forebay bench", f"{HIT_REDIS} is left out: none of {names} was found")
         arguments.scenarios = [name for name in arguments.scenarios if name != HIT_REDIS]
     plan = Plan.of(arguments, redis)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = page_console()
     report = _report(plan, asyncio.run(_measure(plan, Progress(plan))))
     _show(console, report)
     output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
