@@ -686,6 +686,9 @@ class NoQueues:
 class _Unqueued(_Unlimited):
     waited_s = 0.0
 
+    def begun(self) -> None:
+        pass
+
 
 _UNQUEUED: Final = _Unqueued()
 

@@ -18,8 +18,8 @@ import msgspec
 
 AGE_S: Final = 5.0
 AGED_EVERY: Final = 10
-AGED_S: Final = 60.0
-"""A queue of long prompts may have two turns a minute: of ten of them nobody should wait for one.
+AGED_S: Final = 45.0
+"""A queue of long prompts may have two turns a minute: nobody should wait for the tenth of them.
 Two of them in a row are never lesser classes'."""
 KEEPS: Final = 10
 """A class keeps a tenth of the places in a queue, whoever more urgent wants them."""
