@@ -397,15 +397,15 @@ class Picker:
 
     def _held(self, ask: Ask, replicas: Sequence[Replica]) -> list[int]:
         """Return how many tokens of the prompt each replica should hold."""
-        everyone = 0
-        for replica in replicas:
-            everyone |= 1 << replica.number
+        where = {1 << replica.number: at for at, replica in enumerate(replicas)}
         tokens = [0] * len(replicas)
-        for blocks, owners in self.index.match(ask.names, everyone):
+        for blocks, owners in self.index.match(ask.names, sum(where)):
             end = ask.ends[blocks - 1]
-            for at, replica in enumerate(replicas):
-                if owners >> replica.number & 1:
-                    tokens[at] = end
+            left = owners
+            while left:
+                bit = left & -left
+                tokens[where[bit]] = end
+                left ^= bit
         if self.book is not None and ask.chain is not None:
             return self._as_said(self.book, ask.chain, ask, replicas, tokens)
         return tokens
