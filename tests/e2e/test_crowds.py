@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_where_nobody_reads_the_reply_is_no_matter(
     asked = ask_for(CHAT, QUESTION, temperature=0, stream=True)
     with slow.watch() as seen:
         reader, writer = await asyncio.open_connection("127.0.0.1", slow.port)
-        writer.write(_request(asked, "chat"))
+        writer.write(_request(asked, "batch"))
         await reader.readuntil(b"data: ")
         writer.close()
         await writer.wait_closed()

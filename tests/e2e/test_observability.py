@@ -57,7 +57,7 @@ async def test_the_metrics_count_what_happened(
         'forebay_ttft_seconds_count{profile="faq",quality="FULL"}': 1,
     }
     assert expected == {name: moved.get(name) for name in expected}
-    for stage in ("clean", "cache", "classify", "route"):
+    for stage in ("clean", "cache", "classify", "route", "admit"):
         assert 0 < moved[f'forebay_stage_seconds_sum{{stage="{stage}"}}'] < 1
     tokens = {
         direction: moved[
@@ -118,7 +118,7 @@ async def test_forebay_writes_one_line_for_each_exchange(
     assert facts == {key: first[key] for key in facts} == {key: second[key] for key in facts}
     assert ("complete", "full", "stop") == (first["outcome"], first["pool"], first["finish"])
     assert "answered" == second["outcome"]
-    assert ["clean", "cache", "classify", "route"] == list(first["stages_us"])
+    assert ["clean", "cache", "classify", "route", "admit"] == list(first["stages_us"])
     assert ["clean", "cache"] == list(second["stages_us"])
     assert ("miss", 1) == (first["notes"]["cache"], first["notes"]["cache.sightings"])
     tokens = first["tokens"]
@@ -183,7 +183,7 @@ async def test_a_reply_says_how_long_each_stage_took(
         miss = await call(asked, "faq")
     hit = await call(asked, "faq")
     for reply, stages in (
-        (miss, ["clean", "cache", "classify", "route", "forebay"]),
+        (miss, ["clean", "cache", "classify", "route", "admit", "forebay"]),
         (hit, ["clean", "cache", "forebay"]),
     ):
         entries = [entry.split(";dur=") for entry in reply.headers["server-timing"].split(", ")]
@@ -239,7 +239,7 @@ async def test_one_trace_holds_envoys_spans_and_forebays(
         told["gen_ai.usage.input_tokens"],
         told["gen_ai.usage.output_tokens"],
     ]
-    assert ["clean", "cache", "classify", "route"] == [event.name for event in ours.events]
+    assert ["clean", "cache", "classify", "route", "admit"] == [event.name for event in ours.events]
     assert trace_id == seen.lines[0]["trace_id"]
     gateway.access_log.wait_for(lambda line: f'"trace_id":"{trace_id}"' in line)
 
