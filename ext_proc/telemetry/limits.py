@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ext_proc.telemetry.by_pool import by_pool
+
 
 class LimitFigures(Protocol):
     """A pool with limits at one moment."""
@@ -57,16 +59,8 @@ class LimitMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return how the pools are by now."""
         pools = self._figures()
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"forebay_limit_{name}", text, labels=["pool"])
-            for pool, figures in pools.items():
-                gauge.add_metric([pool], value(figures))
-            yield gauge
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(f"forebay_limit_{name}", text, labels=["pool"])
-            for pool, figures in pools.items():
-                counter.add_metric([pool], value(figures))
-            yield counter
+        yield from by_pool(GaugeMetricFamily, "forebay_limit", _GAUGES, pools)
+        yield from by_pool(CounterMetricFamily, "forebay_limit", _COUNTERS, pools)
         refused = CounterMetricFamily(
             "forebay_limit_refused",
             "Exchanges that a pool had no room for",

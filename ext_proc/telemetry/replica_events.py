@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from ext_proc.adapters.kv_settings import EventFigures
+from ext_proc.telemetry.by_pool import by_pool
 
 
 class WithEvents(Protocol):
@@ -54,16 +55,8 @@ class ReplicaEvents(Collector):
         pools = {name: one.events for name, one in self._pools().items() if one.events is not None}
         if not pools:
             return
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"forebay_kv_{name}", text, labels=["pool"])
-            for pool, figures in pools.items():
-                gauge.add_metric([pool], value(figures))
-            yield gauge
-        for name, text, count in _COUNTERS:
-            counter = CounterMetricFamily(f"forebay_kv_{name}", text, labels=["pool"])
-            for pool, figures in pools.items():
-                counter.add_metric([pool], count(figures))
-            yield counter
+        yield from by_pool(GaugeMetricFamily, "forebay_kv", _GAUGES, pools)
+        yield from by_pool(CounterMetricFamily, "forebay_kv", _COUNTERS, pools)
         said = CounterMetricFamily(
             "forebay_kv_events",
             "Blocks stored or removed, clearings, and events that do not count",

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ext_proc.telemetry.by_pool import by_pool
+
 
 class PoolFigures(Protocol):
     """A pool at one moment."""
@@ -71,11 +73,7 @@ class ReplicaFigures(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return how the pools are by now."""
         pools = self._figures()
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"forebay_replica_{name}", text, labels=["pool"])
-            for pool, figures in pools.items():
-                gauge.add_metric([pool], value(figures))
-            yield gauge
+        yield from by_pool(GaugeMetricFamily, "forebay_replica", _GAUGES, pools)
         broken = CounterMetricFamily(
             "forebay_replica_strategy_failures", "Picks whose strategy broke", labels=["pool"]
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from rich.text import Text
 from ext_proc.adapters.queues import QueueLimits
 from ext_proc.tools import queue_plot
 from ext_proc.tools.arguments import at_least
+from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, PlayedBy, goals, missed
 from ext_proc.tools.queue_loads import (
     CROWDED,
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
     if not output.parent.is_dir():
         raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = page_console()
     plan = Plan(arguments.replicas, arguments.seconds, arguments.seed, arguments.processes)
     played = play_all(plan)
     held = goals(played)

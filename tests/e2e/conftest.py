@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from tests.calls import Caller
+from tests.e2e.by_hand import ByHand
 from tests.gateway import FOREBAY, SHIPPED, Edit, Gateway, Log, Upstream
 from tests.held_upstream import HeldUpstream
 from tests.otlp import OtlpReceiver, otlp_receiver
@@ -165,3 +167,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                     text = "\n".join(lines[-MOST_LINES:])
                     report.sections.append((f"{log.name} at {gateway.url}", text))
     return report
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[socket.socket]:
+    """Listen for as long as there are gateways, so that nobody else takes the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.fixture
+async def by_hand(listening: socket.socket) -> AsyncIterator[ByHand]:
+    """Answer as the test says."""
+    async with ByHand(listening) as by_hand:
+        yield by_hand

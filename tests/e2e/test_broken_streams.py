@@ -10,7 +10,7 @@ import asyncio
 import gzip
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,13 +52,6 @@ PATHS: Final = {
 
 
 @pytest.fixture(scope="module")
-def listening() -> Iterator[socket.socket]:
-    """Listen for as long as the gateway runs, so that nobody else takes the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening
-
-
-@pytest.fixture(scope="module")
 def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
     """Run a gateway with a profile that watches streams, and one that edits them."""
 
@@ -75,13 +68,6 @@ def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
         counted = gateway.metrics().items()
         assert {} == {name: value for name, value in counted if value and name.startswith(bad)}
         assert [None, None] == gateway.ended()
-
-
-@pytest.fixture
-async def by_hand(listening: socket.socket) -> AsyncIterator[ByHand]:
-    """Answer as the test says."""
-    async with ByHand(listening) as by_hand:
-        yield by_hand
 
 
 @pytest.fixture

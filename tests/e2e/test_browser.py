@@ -55,13 +55,6 @@ async ([path, body]) => {
 
 
 @pytest.fixture(scope="module")
-def listening() -> Iterator[socket.socket]:
-    """Listen for as long as the gateway runs, so that nobody else takes the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening
-
-
-@pytest.fixture(scope="module")
 def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
     """Run a gateway that lets pass, watches and edits."""
 

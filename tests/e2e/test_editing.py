@@ -53,20 +53,6 @@ def edited(data: bytes) -> bytes:
     return data.replace(WORD, INSTEAD)
 
 
-@pytest.fixture(scope="module")
-def listening() -> Iterator[socket.socket]:
-    """Listen for as long as there are gateways, so that nobody else takes the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening
-
-
-@pytest.fixture
-async def by_hand(listening: socket.socket) -> AsyncIterator[ByHand]:
-    """Answer as the test says."""
-    async with ByHand(listening) as by_hand:
-        yield by_hand
-
-
 def with_editing(transport: Transport) -> Edit:
     """Have profiles edit, and trailers pass, which Envoy drops from HTTP/1 otherwise."""
 

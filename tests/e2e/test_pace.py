@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import aiohttp
@@ -27,20 +27,6 @@ SLOW: Final = "documents"  # so slow that what waits is there until the end
 SLOW_WHOLE: Final = "medical"
 HANDED_OVER: Final = "http.ingress.ext_proc.stream_msgs_sent"
 WORDS: Final = [event(f" word{number}") for number in range(150)]
-
-
-@pytest.fixture(scope="module")
-def listening() -> Iterator[socket.socket]:
-    """Listen for as long as there are gateways, so that nobody else takes the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening
-
-
-@pytest.fixture
-async def by_hand(listening: socket.socket) -> AsyncIterator[ByHand]:
-    """Answer as the test says."""
-    async with ByHand(listening) as by_hand:
-        yield by_hand
 
 
 def with_pace(transport: Transport) -> Edit:

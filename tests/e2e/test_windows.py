@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,13 +60,6 @@ WHOLE: Final = b"".join(tokens(first) for first in range(0, TOKENS, PIECE_TOKENS
 
 
 @pytest.fixture(scope="module")
-def listening() -> Iterator[socket.socket]:
-    """Listen for as long as the gateway runs, so that nobody else takes the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening
-
-
-@pytest.fixture(scope="module")
 def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
     """Run a gateway in front of an upstream that streams as fast as it can."""
 
@@ -81,13 +74,6 @@ def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
     pools = {name: [listening.getsockname()[1]] for name in POOLS}
     with gateways.open(pools=pools, edit=edit, program=SERVER) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def by_hand(listening: socket.socket) -> AsyncIterator[ByHand]:
-    """Answer as the test says."""
-    async with ByHand(listening) as by_hand:
-        yield by_hand
 
 
 @pytest.mark.parametrize("profile", [PASSES, WATCHES, EDITS])
