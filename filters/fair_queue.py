@@ -1,10 +1,11 @@
 """Share a pool's slots among short and long prompts, so that neither waits for the other for long.
 
 Two queues, served by their weights: of the time that slots are held while fast work waits, each
-gets its part. What is long holds a slot for long and cannot be stopped, so that the bulk queue
-never has more slots at once than its part, unless nobody came to the fast one for some time; and
-one is left even then. The same goes for replicas: until its answer begins, a long prompt takes all
-of one, and what comes there behind it waits. Time is given from outside: nothing here waits.
+gets its part. What is long holds a slot for long and cannot be stopped, so that the bulk queue has
+more slots at once than its part only where nobody fast waits, and of what fast work did not need
+of late; one is left even when none came. The same goes for replicas: until its answer begins, a
+long prompt takes all of one, and what comes there behind it waits. Time is given from outside:
+nothing here waits.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final
 
+from filters.need import Need
 from filters.queue_order import Lane, Priority, Shed, State, Ticket, Waiting, Wish, ends_of
 
 RETRY_S: Final = 5.0
 """When to ask again, where it is not known how fast a queue drains."""
 MOST_RETRY_S: Final = 120.0
+LOOK_S: Final = 0.5
+"""How often it is looked whether fast work needs less than it did, while bulk work waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class FairQueue:
         self._numbers: Final = itertools.count()
         self._fast: Final = _Queue()
         self._bulk: Final = _Queue()
+        self._need: Final = Need()
+        """Of fast work."""
         self._at_s = -math.inf
         self._ends: Final[list[Ticket]] = []
         """Who waits, by when the wait ends."""
@@ -91,12 +97,12 @@ class FairQueue:
 
     @property
     def bulk_slots(self) -> int:
-        """How many slots the bulk queue has at once while there is work for the fast one."""
+        """How many slots the bulk queue may have whatever fast work needs."""
         return max(1, math.ceil(self.capacity * self.rules.bulk_part))
 
     @property
     def bulk_replicas(self) -> int:
-        """At how many replicas it may have prompts read at once, while there is fast work."""
+        """At how many replicas it may have prompts read at once, whatever fast work needs."""
         return max(1, math.ceil(self.replicas * self.rules.bulk_part))
 
     def slots_of(self, lane: Lane) -> int:
@@ -153,16 +159,17 @@ class FairQueue:
             self._send_away(ticket, None)
         elif ticket.state is State.SERVED:
             queue = self._of(ticket.wish.lane)
-            self.begun(ticket)
+            self.begun(ticket, now_s)
             queue.in_use -= 1
             queue.seen_s = now_s
             if queue is self._bulk:  # what ended sooner has used a whole slice
                 queue.used_s += max(0.0, self.rules.slice_s - (now_s - ticket.served_s))
             ticket.state = State.OVER
 
-    def begun(self, ticket: Ticket) -> None:
+    def begun(self, ticket: Ticket, now_s: float) -> None:
         """Say that an answer has begun: what is long is read, and holds nobody up any more."""
         if ticket.state is State.SERVED and not ticket.begun:
+            self._pass(now_s)
             ticket.begun = True
             self._of(ticket.wish.lane).unbegun -= 1
 
@@ -177,9 +184,12 @@ class FairQueue:
     def due_s(self, now_s: float) -> float:
         """Return when `late` or `next` may find somebody though nothing happened; inf: never."""
         due_s = self._ends[0].ends[0] if self._ends else math.inf
-        if self._bulk.waiting.count and not self._fast.waiting.count and not self._fast.in_use:
-            quiet_s = self._quiet_from_s
-            due_s = min(due_s, quiet_s) if quiet_s > now_s else due_s
+        if not self._bulk.waiting.count or self._fast.waiting.count:
+            return due_s
+        if not self._fast.in_use and (quiet_s := self._quiet_from_s) > now_s:
+            due_s = min(due_s, quiet_s)
+        if self.in_use < self.capacity and self._has_room(*self._all_but_one):
+            due_s = min(due_s, self._spaced_s if self._spaced_s > now_s else now_s + LOOK_S)
         return due_s
 
     def retry_s(self, wish: Wish, why: Shed, now_s: float) -> float:
@@ -198,6 +208,11 @@ class FairQueue:
         """When so long nobody came to the fast queue that bulk work may have most of its slots."""
         return self._fast.seen_s + self.rules.slice_s / self.rules.bulk_part
 
+    @property
+    def _spaced_s(self) -> float:
+        """When bulk work may displace fast work again, or take what that could need."""
+        return self._bulk.served_s + self.rules.slice_s
+
     def _turn(self, now_s: float) -> _Queue | None:
         fast, bulk = self._fast, self._bulk
         if not bulk.waiting.count:
@@ -206,7 +221,7 @@ class FairQueue:
             return bulk if self._bulk_may(now_s) else None
         if not self._has_room(self.bulk_slots, self.bulk_replicas):
             return fast
-        if now_s - bulk.served_s < self.rules.slice_s:
+        if now_s < self._spaced_s:
             return fast
         owed = bulk.used_s * self.rules.fast < fast.used_s * self.rules.bulk
         return bulk if owed else fast
@@ -215,8 +230,18 @@ class FairQueue:
         """Tell whether bulk work may have a slot that nobody else waits for."""
         if self._has_room(self.bulk_slots, self.bulk_replicas):
             return True
-        quiet = not self._fast.in_use and now_s >= self._quiet_from_s
-        return quiet and self._has_room(self.capacity - 1, max(1, self.replicas - 1))
+        fast = self._fast
+        if not fast.in_use and now_s >= self._quiet_from_s:
+            return self._has_room(*self._all_but_one)
+        slots = self.capacity - self._need.slots(fast.in_use)
+        replicas = self.replicas - self._need.replicas(fast.unbegun)
+        # Spaced, so that what one of them does to fast work is seen before the next.
+        return now_s >= self._spaced_s and self._has_room(slots, replicas)
+
+    @property
+    def _all_but_one(self) -> tuple[int, int]:
+        """The most slots and replicas that bulk work ever has."""
+        return self.capacity - 1, max(1, self.replicas - 1)
 
     def _has_room(self, slots: int, replicas: int) -> bool:
         """Tell whether bulk work has fewer slots, and reads at fewer replicas, than that."""
@@ -234,9 +259,10 @@ class FairQueue:
         return self._fast if lane is Lane.FAST else self._bulk
 
     def _pass(self, now_s: float) -> None:
-        """Count the time that slots were held while somebody waited in the fast queue."""
+        """Count the time that slots were held, and while somebody waited in the fast queue."""
+        passed_s = now_s - self._at_s
+        self._need.passed(self._fast.in_use, self._fast.unbegun, passed_s)
         if self._fast.waiting.count:
-            passed_s = now_s - self._at_s
             self._fast.used_s += self._fast.in_use * passed_s
             self._bulk.used_s += self._bulk.in_use * passed_s
         self._at_s = now_s

@@ -122,9 +122,10 @@ class _Pool:
 
     def begun(self, ticket: Ticket) -> None:
         """Know that an answer has begun: another prompt may be read."""
-        self.queue.begun(ticket)
-        if ticket.wish.lane is Lane.BULK and self.queue.waiting:
-            self.serve(self.now_s)
+        now_s = self.now_s
+        self.queue.begun(ticket, now_s)
+        if self.queue.waiting and ticket.wish.lane is Lane.BULK:
+            self.serve(now_s)
 
     def serve(self, now_s: float) -> None:
         """Give slots to all who may have one, and send those away whose wait is over."""

@@ -24,15 +24,18 @@ from rich.text import Text
 from ext_proc.adapters.queues import QueueLimits
 from ext_proc.tools import queue_plot
 from ext_proc.tools.arguments import at_least
+from ext_proc.tools.bench_routing import Progress
 from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, PlayedBy, goals, missed
 from ext_proc.tools.queue_loads import (
+    CALM,
     CROWDED,
     FLOODED,
     HARDWARE,
     LOADS,
     LONG_ALONE,
     MIXED,
+    ROOMY,
     SHORT_ALONE,
 )
 from ext_proc.tools.queue_run import MEASURED_S, WARM_S, Group, Played, QueueRun
@@ -49,6 +52,8 @@ CASES: Final = (
     (LONG_ALONE, False),
     (MIXED, True),
     (MIXED, False),
+    (CALM, True),
+    (ROOMY, True),
     (CROWDED, True),
     (FLOODED, True),
     (FLOODED, False),
@@ -117,10 +122,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def play_all(plan: Plan) -> PlayedBy:
-    """Play every load."""
+    """Play every load; tell on stderr how far it is."""
+    played: dict[tuple[str, bool], Played] = {}
     with ProcessPoolExecutor(plan.processes, mp_context=get_context("forkserver")) as pool:
-        waiting = [pool.submit(play, plan, load, queued=queued) for load, queued in CASES]
-        return {case: one.result() for case, one in zip(CASES, waiting, strict=True)}
+        progress = Progress(len(CASES), every=1)
+        try:
+            waiting = [pool.submit(play, plan, load, queued=queued) for load, queued in CASES]
+            for (load, queued), one in zip(CASES, waiting, strict=True):
+                progress.waits_for((load, f"with{'' if queued else 'out'} queues"))
+                played[load, queued] = one.result()
+        finally:
+            progress.done()
+            pool.shutdown(cancel_futures=True)
+    return played
 
 
 def play(plan: Plan, load: str, *, queued: bool) -> Played:
@@ -167,6 +181,7 @@ def _figures(group: Group) -> dict[str, Any]:
         "asked": group.asked,
         "served": len(group.waits_s),
         "shed": dict(group.shed),
+        "shed_share": group.shed_share,
         "ttft_s": {f"p{share * 100:g}": group.percentile(share) for share in PERCENTILES},
         "longest_wait_s": group.longest_wait_s,
     }
@@ -212,7 +227,7 @@ def _table(console: Console, one: Played) -> Table:
             name,
             f"{group.asked:,}",
             f"{len(group.waits_s):,}",
-            f"{sum(group.shed.values()):,}",
+            f"{group.shed_share:.0%}",
             *(f"{group.percentile(share):,.2f}" for share in PERCENTILES),
             f"{group.longest_wait_s:.1f} s",
             "" if turnless_s is None else f"{turnless_s:.0f} s",

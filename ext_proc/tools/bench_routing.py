@@ -247,10 +247,11 @@ def failed(load: str, fault: Fault, replicas: int, seed: int) -> Faulty:
 
 
 class Progress:
-    """Tells on stderr how far it is."""
+    """Tells on stderr how far it is; where that is no terminal, with each `every`th task."""
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, every: int = 10) -> None:
         self._tasks: Final = tasks
+        self._every: Final = every
         self._console: Final = Console(stderr=True, highlight=False)
         self._status: Final = self._console.status("starting")
         self._done = 0
@@ -261,7 +262,7 @@ class Progress:
         """Say what is waited for, once everything before it is done."""
         text = f"{self._done} of {self._tasks}: {' '.join(map(str, words))}"
         self._status.update(text)
-        if not self._console.is_terminal and self._done % 10 == 0:
+        if not self._console.is_terminal and self._done % self._every == 0:
             self._console.print(text)
         self._done += 1
 

@@ -7,7 +7,17 @@ from typing import Final, NamedTuple
 
 from rich.text import Text
 
-from ext_proc.tools.queue_loads import CROWDED, FLOODED, LONG_ALONE, MIXED, SHORT, SHORT_ALONE
+from ext_proc.tools.queue_loads import (
+    CALM,
+    CROWDED,
+    FLOODED,
+    LONG,
+    LONG_ALONE,
+    MIXED,
+    ROOMY,
+    SHORT,
+    SHORT_ALONE,
+)
 from ext_proc.tools.queue_run import Group, Played
 from filters.fair_queue import Rules
 from filters.queue_order import Lane, Priority
@@ -17,6 +27,8 @@ LEAST_WITHOUT: Final = 3.0
 LEAST_FAIR: Final = 0.9
 MOST_TURNLESS_S: Final = {Lane.FAST: 30.0, Lane.BULK: 300.0}
 """A long prompt takes a replica for half a minute: two turns a minute for four classes."""
+MOST_REFUSED: Final = 0.25
+"""Of long ones that fit in beside: they come by chance, and those of three minutes at once."""
 MOST_FLOODED: Final = 0.1
 
 PlayedBy = Mapping[tuple[str, bool], Played]
@@ -64,14 +76,18 @@ def _short(played: PlayedBy, load: str, *, queued: bool) -> Group | None:
 
 
 def _of_short(played: PlayedBy) -> Iterator[Goal]:
-    alone = _short(played, SHORT_ALONE, queued=True)
-    for queued in (True, False):
-        beside = _short(played, MIXED, queued=queued)
+    for load, without, queued in (
+        (MIXED, SHORT_ALONE, True),
+        (MIXED, SHORT_ALONE, False),
+        (ROOMY, CALM, True),
+    ):
+        alone = _short(played, without, queued=True)
+        beside = _short(played, load, queued=queued)
         if alone is None or beside is None:
             continue
         was_s, is_s = alone.percentile(0.95), beside.percentile(0.95)
         yield Goal(
-            MIXED,
+            load,
             f"TTFT P95 of short ones, of theirs alone, {'with' if queued else 'without'} queues",
             is_s / was_s,
             MOST_BESIDE if queued else LEAST_WITHOUT,
@@ -81,6 +97,15 @@ def _of_short(played: PlayedBy) -> Iterator[Goal]:
 
 
 def _of_long(played: PlayedBy) -> Iterator[Goal]:
+    roomy = played.get((ROOMY, True))
+    if roomy is not None:
+        yield Goal(
+            ROOMY,
+            "share of long ones sent away",
+            roomy.streams[LONG.name].shed_share,
+            MOST_REFUSED,
+            beside=f"{60 * roomy.bulk_rate:.1f} a minute were read",
+        )
     alone = played.get((LONG_ALONE, False))
     if alone is None:
         return
@@ -99,7 +124,7 @@ def _of_long(played: PlayedBy) -> Iterator[Goal]:
 
 
 def _of_classes(played: PlayedBy) -> Iterator[Goal]:
-    for load in (MIXED, CROWDED):
+    for load in (MIXED, ROOMY, CROWDED):
         one = played.get((load, True))
         if one is None:
             continue
@@ -132,8 +157,7 @@ def _of_tenants(played: PlayedBy) -> Iterator[Goal]:
         beside += f"; {alone.percentile(0.95):,.2f} s where nobody floods"
     what = "TTFT P95 of the other tenants, of that without queues"
     yield Goal(FLOODED, what, is_s / was_s, MOST_FLOODED, beside=beside)
-    lost = sum(there.shed.values()) / there.asked
-    yield Goal(FLOODED, "share of the other tenants sent away", lost, 0.01)
+    yield Goal(FLOODED, "share of the other tenants sent away", there.shed_share, 0.01)
 
 
 def missed(held: Sequence[Goal]) -> int:

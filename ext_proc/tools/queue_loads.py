@@ -62,6 +62,10 @@ LONG: Final = Stream(
 )
 CROWD: Final = replace(SHORT, name="crowd", rate=2.5 * SHORT_RATE)
 EQUAL: Final = replace(SHORT, classes=None)
+FEW: Final = 0.5 / SHORT_RATE
+"""So many times both: the pool can read all of it in three quarters of its time."""
+FEW_SHORT: Final = replace(SHORT, rate=FEW * SHORT.rate)
+FEW_LONG: Final = replace(LONG, rate=FEW * LONG.rate)
 FLOODING: Final = replace(EQUAL, name=FLOOD, rate=2 * SHORT_RATE, tenants=1)
 
 
@@ -103,6 +107,8 @@ def _callers(stream: Stream, seed: str, replicas: int) -> Sessions:
 SHORT_ALONE: Final = "short"
 LONG_ALONE: Final = "long"
 MIXED: Final = "mixed"
+CALM: Final = "calm"
+ROOMY: Final = "roomy"
 CROWDED: Final = "crowded"
 FLOODED: Final = "flooded"
 LOADS: Final = {
@@ -111,7 +117,9 @@ LOADS: Final = {
         load_of(SHORT_ALONE, "prompts of 200 to 4,000 tokens, that use half of the pool", SHORT),
         load_of(LONG_ALONE, "prompts of 100,000 tokens, more than the pool can take", LONG),
         load_of(MIXED, "both: 95 % short and 5 % long ones", SHORT, LONG),
-        load_of(CROWDED, "the same, and short ones of more than the pool can take", CROWD, LONG),
+        load_of(CALM, "few short ones, that use an eighth of the pool", FEW_SHORT),
+        load_of(ROOMY, "both, so few that long ones fit in beside", FEW_SHORT, FEW_LONG),
+        load_of(CROWDED, "as `mixed`, and short ones of more than the pool can take", CROWD, LONG),
         load_of(FLOODED, "short ones, and one tenant that sends twice as many", EQUAL, FLOODING),
     )
 }

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from ext_proc.tools.queue_goals import PlayedBy
-from ext_proc.tools.queue_loads import FLOODED, LOADS, MIXED, SHORT, SHORT_ALONE
+from ext_proc.tools.queue_loads import CALM, FLOODED, LOADS, MIXED, ROOMY, SHORT, SHORT_ALONE
 from ext_proc.tools.queue_run import Group, Played
 from ext_proc.tools.routing_plot import (
     BOTTOM,
@@ -34,7 +34,7 @@ def page(played: PlayedBy) -> str:
         "<!doctype html><meta charset=utf-8><title>Fair queues</title>",
         f"<style>{STYLE}</style><h1>Fair queues</h1>",
     ]
-    for load in (MIXED, FLOODED):
+    for load in (MIXED, ROOMY, FLOODED):
         lines = {
             name: group.ttft_s for name, group in _compared(played, load).items() if group.ttft_s
         }
@@ -51,7 +51,7 @@ def page(played: PlayedBy) -> str:
 
 def _compared(played: PlayedBy, load: str) -> Mapping[str, Group]:
     named = {
-        "alone": played.get((SHORT_ALONE, True)),
+        "alone": played.get((CALM if load == ROOMY else SHORT_ALONE, True)),
         "with queues": played.get((load, True)),
         "without": played.get((load, False)),
     }

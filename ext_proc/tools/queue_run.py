@@ -45,6 +45,11 @@ class Group:
         return percentile(self.ttft_s, share)
 
     @property
+    def shed_share(self) -> float:
+        """The share of them that was sent away."""
+        return sum(self.shed.values()) / self.asked if self.asked else 0.0
+
+    @property
     def longest_wait_s(self) -> float:
         """The longest wait for a slot that ended with one."""
         return self.waits_s[-1] if self.waits_s else 0.0
@@ -210,7 +215,7 @@ class QueueRun(Run):
     def _started(self, now_s: float, asked: Asked) -> None:
         super()._started(now_s, asked)
         if self._queued:
-            self.queue.begun(self._tickets[id(asked.work)])
+            self.queue.begun(self._tickets[id(asked.work)], now_s)
             self._serve_all(now_s)
 
     def _finish(self, now_s: float, asked: Asked) -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.fair_queue import MOST_RETRY_S, RETRY_S, FairQueue, Rules
+from filters.fair_queue import LOOK_S, MOST_RETRY_S, RETRY_S, FairQueue, Rules
+from filters.need import Need
 from filters.queue_order import AGE_S, AGED_EVERY, AGED_S, Lane, Priority, Shed, State, Ticket, Wish
 
 T = TypeVar("T")
@@ -67,6 +68,7 @@ class Naive:
     seen: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, -math.inf))
     served: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, -math.inf))
     turns: dict[tuple[Lane, Priority], int] = field(default_factory=dict)
+    need: Need = field(default_factory=Need)
     at_s: float = 0.0
     number: int = 0
 
@@ -81,6 +83,7 @@ class Naive:
         return sum(one.wish.lane is lane for one in self.holding)
 
     def passes(self, now_s: float) -> None:
+        self.need.passed(self.held(Lane.FAST), self.held(Lane.FAST), now_s - self.at_s)
         if self.of(Lane.FAST):
             for lane in Lane:
                 self.used[lane] += self.held(lane) * (now_s - self.at_s)
@@ -91,7 +94,10 @@ class Naive:
         if held < max(1, math.ceil(self.capacity * self.rules.bulk_part)):
             return True
         quiet_s = self.seen[Lane.FAST] + self.rules.slice_s / self.rules.bulk_part
-        return not self.held(Lane.FAST) and now_s >= quiet_s and held < self.capacity - 1
+        if not self.held(Lane.FAST) and now_s >= quiet_s:
+            return held < self.capacity - 1
+        spaced = now_s - self.served[Lane.BULK] >= self.rules.slice_s
+        return spaced and held < self.capacity - self.need.slots(self.held(Lane.FAST))
 
     def lane(self, now_s: float) -> Lane | None:
         if len(self.holding) >= self.capacity:
@@ -317,7 +323,7 @@ def test_of_a_class_the_earliest_deadline_comes_first() -> None:
 # --- Fast and bulk -------------------------------------------------------------------------------
 
 
-def test_bulk_work_has_its_part_of_the_slots_while_there_is_fast_work() -> None:
+def test_bulk_work_has_its_part_of_the_slots_at_once() -> None:
     """Also at a moment when nobody waits in the fast queue: the next one comes soon."""
     queue = FairQueue(Rules(), 20)
     queue.enter(wish(), 0.0)
@@ -326,15 +332,77 @@ def test_bulk_work_has_its_part_of_the_slots_while_there_is_fast_work() -> None:
     assert [State.SERVED] * 2 + [State.WAITING] * 3 == states
 
 
+def lent(queue: FairQueue, from_s: float, to_s: float) -> int:
+    """Look each half of a second; return how many slots bulk work has in the end."""
+    for half in range(int(2 * from_s), int(2 * to_s) + 1):
+        while queue.next(half / 2) is not None:
+            pass
+    return queue.slots_of(Lane.BULK)
+
+
+def test_bulk_work_is_lent_what_fast_work_does_not_need() -> None:
+    """The mean of what that held, and twice its root, stay: 4 of 20 leave 12, one each slice."""
+    queue = FairQueue(Rules(), 20)
+    fast = [queue.enter(wish(), 0.0)[0] for _ in range(4)]
+    lent(queue, 0.0, 300.0)
+    for _ in range(20):
+        queue.enter(wish(Lane.BULK, wait_s=900.0), 300.0)
+    assert [2, 3, 4, 12, 12] == [lent(queue, to_s, to_s) for to_s in (300.0, 300.5, 301.0)] + [
+        lent(queue, 301.5, to_s) for to_s in (305.0, 330.0)
+    ]
+    for one in fast:
+        queue.leave(one, 331.0)
+    assert State.SERVED is queue.enter(wish(), 331.0)[0].state
+
+
+def test_what_fast_work_needs_rises_at_once_and_fades() -> None:
+    """What it holds at this moment is never lent, and for some time not what it held before."""
+    queue = FairQueue(Rules(), 20)
+    fast = [queue.enter(wish(), 0.0)[0] for _ in range(14)]
+    queue.enter(wish(), 60.0)
+    for _ in range(20):
+        queue.enter(wish(Lane.BULK, wait_s=900.0), 60.0)
+    assert 2 == lent(queue, 60.0, 62.0)
+    for one in fast:
+        queue.leave(one, 62.0)
+    assert 2 == lent(queue, 62.0, 65.0)
+    assert 2 < lent(queue, 65.0, 90.0) < lent(queue, 90.0, 300.0) == 16
+
+
+def test_nothing_is_lent_while_fast_work_waits() -> None:
+    """Bulk work has its part, and what comes free goes to whoever is fast."""
+    queue = FairQueue(Rules(), 20)
+    for _ in range(5):
+        queue.enter(wish(Lane.BULK), 0.0)
+    fast = [queue.enter(wish(), 0.0)[0] for _ in range(24)]
+    for one in fast[:5]:
+        queue.leave(one, 9.0)
+    assert [Lane.FAST] * 5 == [one.wish.lane for one in iter(lambda: queue.next(9.0), None)]
+
+
+def test_it_is_looked_again_whether_there_is_something_to_lend() -> None:
+    """Nothing else may happen meanwhile. Where bulk work has all that it may, there is no need."""
+    queue = FairQueue(Rules(), 20)
+    queue.enter(wish(), 0.0)
+    queue.enter(wish(Lane.BULK), 0.0)
+    queue.enter(wish(Lane.BULK), 0.0)
+    assert math.inf == queue.due_s(0.0)
+    queue.enter(wish(Lane.BULK), 0.0)
+    assert (0.5, 3.0 + LOOK_S) == (queue.due_s(0.0), queue.due_s(3.0))
+    queue.capacity = 3
+    assert WAIT_S == queue.due_s(3.0)
+
+
 def test_bulk_work_has_all_slots_but_one_when_no_fast_work_came_for_long() -> None:
     """Five seconds: the time in which it has a slice by its weight."""
     queue = FairQueue(Rules(), 20)
     short, _ = queue.enter(wish(), 0.0)
+    queue.begun(short, 1.0)
     queue.leave(short, 1.0)
     for _ in range(25):
         queue.enter(wish(Lane.BULK), 2.0)
     assert 2 == queue.slots_of(Lane.BULK)
-    assert 6.0 == queue.due_s(2.0)
+    assert 6.0 == queue.due_s(5.75)
     assert 17 == sum(1 for _ in iter(lambda: queue.next(6.0), None))
     assert math.isclose(32.0, queue.due_s(6.0))
     assert State.SERVED is queue.enter(wish(), 6.0)[0].state
@@ -362,18 +430,35 @@ def test_long_prompts_are_read_at_their_part_of_the_replicas() -> None:
     """A slot more is of no use where each replica reads one already; the next begins behind it."""
     queue = FairQueue(Rules(), 200)
     queue.replicas = 20
-    queue.enter(wish(), 0.0)
+    for _ in range(18):
+        queue.enter(wish(), 0.0)
     first, *others = (queue.enter(wish(Lane.BULK), 0.0)[0] for _ in range(5))
     assert 2 == queue.slots_of(Lane.BULK)
     assert queue.next(1.0) is None
-    queue.begun(first)
-    queue.begun(first)
+    queue.begun(first, 1.0)
+    queue.begun(first, 1.0)
     assert others[1] is queue.next(1.0)
     assert queue.next(1.0) is None
     queue.leave(first, 2.0)
     assert queue.next(2.0) is None
     queue.leave(others[0], 3.0)
     assert others[2] is queue.next(3.0)
+
+
+def test_long_prompts_are_read_at_replicas_that_fast_work_does_not_need() -> None:
+    """What of it waits for no answer any more holds slots, but no replica up."""
+    queue = FairQueue(Rules(), 200)
+    queue.replicas = 20
+    fast = [queue.enter(wish(), 0.0)[0] for _ in range(20)]
+    for one in fast[4:]:
+        queue.begun(one, 0.0)
+    lent(queue, 0.0, 300.0)
+    for _ in range(20):
+        queue.enter(wish(Lane.BULK, wait_s=900.0), 300.0)
+    assert 12 == lent(queue, 300.0, 330.0)
+    for one in fast[:4]:
+        queue.begun(one, 330.0)
+    assert 19 == lent(queue, 330.0, 700.0)
 
 
 def test_one_replica_reads_no_long_prompt_when_all_others_do() -> None:
