@@ -284,10 +284,8 @@ def encode(command: Command) -> bytes:
         case Respond():
             return _respond(command)
         case Stream(data, last, message):
-            pieces = [_CHUNK, varint(len(data)), data, _LAST_CHUNK if last else b""]
-            for at in (_STREAMED, _BODY_MUTATION, _COMMON, _TO[message]):
-                wrap(at, pieces)
-            return b"".join(pieces)
+            head = _head_of_stream(message, len(data), last=last)
+            return b"".join((head, data, _LAST_CHUNK)) if last else head + data
         case Extend(seconds):
             response = pb.ProcessingResponse()
             # Envoy takes no less than a millisecond.
@@ -295,6 +293,16 @@ def encode(command: Command) -> bytes:
             return response.SerializeToString()
         case _:
             assert_never(command)
+
+
+@lru_cache(MOST_KEPT_PIECES)
+def _head_of_stream(message: Message, size: int, *, last: bool) -> bytes:
+    """Write what stands before `size` bytes of a body: tags and lengths, the same for as many."""
+    head = [_CHUNK, varint(size)]
+    behind = size + (len(_LAST_CHUNK) if last else 0)
+    for at in (_STREAMED, _BODY_MUTATION, _COMMON, _TO[message]):
+        head[:0] = (at, varint(sum(map(len, head)) + behind))
+    return b"".join(head)
 
 
 def _forward(command: Forward) -> bytes:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from ext_proc.codec import Body, Command, Pass, Stream, in_chunks
+from ext_proc.codec import CHUNK_BYTES, Body, Command, Pass, Stream, in_chunks
 from ext_proc.conversation import Message
 from filters.api import Alarm, Delta, Exchange, Ports
 from filters.pipeline import Run
 
 AGAIN_NS: Final = 20_000_000
-"""How long to wait before another look at a proxy that does not read."""
+MOST_AGAIN_NS: Final = 320_000_000
+"""How long to wait before another look at a proxy that does not read: twice as long each time, up
+to this. Its reader has what was sent until then to read first."""
 PATIENCE_NS: Final = 500_000_000
 """How long a chunk waits for word. Envoy gives a stream up for which neither a chunk nor an answer
 to one came in `message_timeout`, 1 s as shipped."""
+_LET_GO: Final = Pass(Message.RESPONSE_BODY)
 
 
 class Peer(Protocol):
@@ -68,6 +71,7 @@ class Outflow:
         self._over: Final = over
         self._alarm: Alarm | None = None
         self._alarm_ns = 0
+        self._again_ns = AGAIN_NS
         self._sending = False
         self._last: Command | None = None
         """What ends the reply, once its upstream has."""
@@ -82,17 +86,25 @@ class Outflow:
         self._spoke_ns = 0
         """When a chunk or an answer to one came last."""
 
-    async def take(self, event: Body, deltas: Sequence[Delta], last: Command) -> bool:
+    async def take(self, event: Body, deltas: Sequence[Delta], last: Command | None) -> bool:
         """Send what filters gave of a chunk, or have it wait; return whether the reply is over.
 
-        `last` is the answer to the last chunk, when it comes to that.
+        `last` is the answer to the last chunk; to others it does not matter.
         """
         seen, self._seen_before = self._seen_before, self.seen_bytes
-        self._spoke_ns = self._clock.monotonic_ns()
+        self._spoke_ns = now_ns = self._clock.monotonic_ns()
         if event.last:
             self._last, self._last_at = last, seen if self.seen_bytes > seen else -1
-        elif not self._cut:
+            return await self._send(deltas)
+        if not self._cut:
             self._chunks.append(seen if self.seen_bytes > seen else -1)
+        if (
+            not deltas
+            and self._alarm is not None
+            and self._alarm_ns <= now_ns + PATIENCE_NS
+            and (self._cut or self._chunks[0] >= self._went)
+        ):
+            return False  # it waits behind others, and when it is their turn we are called
         return await self._send(deltas)
 
     async def end(self, deltas: Sequence[Delta], last: Command) -> bool:
@@ -101,8 +113,7 @@ class Outflow:
         return await self._send(deltas)
 
     async def _send(self, deltas: Sequence[Delta]) -> bool:
-        wake_ns = self._run.wake_ns()
-        over = self._is_over(deltas, wake_ns)
+        over = self._is_over(deltas, self._run.wake_ns())
         if over:
             self._over()
         self._sending = True
@@ -112,12 +123,11 @@ class Outflow:
         finally:
             self._sending = False
         if not over:
-            self._wait(self._wake_ns())
+            self._wait(self._wake_ns(self._run.wake_ns()))
         return over
 
-    def _wake_ns(self) -> int | None:
-        """Return when to look again."""
-        wake_ns = self._run.wake_ns()
+    def _wake_ns(self, wake_ns: int | None) -> int | None:
+        """Return when to look again, where filters are to be asked at `wake_ns`."""
         if wake_ns is None or self._cut or not (self._chunks or self._last):
             return wake_ns
         return min(wake_ns, self._spoke_ns + PATIENCE_NS)
@@ -136,29 +146,38 @@ class Outflow:
 
     def _commands(
         self, deltas: Sequence[Delta], *, over: bool, late: bool = False
-    ) -> Iterator[Command]:
-        """Yield what lets the bytes of these pieces go, and what ends the reply if it is over.
+    ) -> Sequence[Command]:
+        """Return what lets the bytes of these pieces go, and what ends the reply if it is over.
 
         `late`: one chunk at least goes, due or not.
         """
-        last = self._last
         if self._cut:
-            data = b"".join([delta.raw for delta in deltas])
-            ends = over and isinstance(last, Stream)
-            if data or ends:
-                yield from in_chunks(data, last=ends, message=Message.RESPONSE_BODY)
-            if over and last is not None and not ends:
-                yield last
-            return
-        chunks = self._chunks
+            return self._pieces(deltas, over=over)
+        chunks, commands = self._chunks, list[Command]()
         self._went += sum([len(delta.raw) for delta in deltas])
         while chunks and (over or late or chunks[0] < self._went):
             chunks.popleft()
             late = False
+            commands.append(_LET_GO)
+        if commands:
             self._spoke_ns = self._clock.monotonic_ns()
-            yield Pass(Message.RESPONSE_BODY)
-        if over and last is not None:
-            yield last
+        if over and self._last is not None:
+            commands.append(self._last)
+        return commands
+
+    def _pieces(self, deltas: Sequence[Delta], *, over: bool) -> Sequence[Command]:
+        """Return the same in full duplex."""
+        data = deltas[0].raw if len(deltas) == 1 else b"".join([delta.raw for delta in deltas])
+        if not over and len(data) <= CHUNK_BYTES:
+            return (Stream(data, last=False),) if data else ()
+        last = self._last if over else None
+        ends = isinstance(last, Stream)
+        commands: list[Command] = []
+        if data or ends:
+            commands += in_chunks(data, last=ends, message=Message.RESPONSE_BODY)
+        if last is not None and not ends:
+            commands.append(last)
+        return commands
 
     def _wait(self, wake_ns: int | None) -> None:
         if self._alarm is not None:
@@ -174,14 +193,15 @@ class Outflow:
         self._alarm = None
         run, peer = self._run, self._peer
         now_ns = self._clock.monotonic_ns()
-        wake_ns = self._wake_ns()
-        while wake_ns is not None and wake_ns <= now_ns:
+        while True:
             if self._sending or not peer.has_room():
-                self._wait(now_ns + AGAIN_NS)
+                self._wait(now_ns + self._again_ns)
+                self._again_ns = min(2 * self._again_ns, MOST_AGAIN_NS)
                 return
             deltas = run.due(self._exchange, now_ns)
             late = not self._cut and now_ns >= self._spoke_ns + PATIENCE_NS
-            over = self._is_over(deltas, run.wake_ns())
+            next_ns = run.wake_ns()
+            over = self._is_over(deltas, next_ns)
             over = over or (late and self._last is not None and not self._chunks)
             if over:
                 self._over()
@@ -190,8 +210,11 @@ class Outflow:
             if over:
                 peer.close()
                 return
-            wake_ns = self._wake_ns()
-        self._wait(wake_ns)
+            next_ns = self._wake_ns(next_ns)
+            if next_ns is None or next_ns > now_ns:
+                break
+        self._again_ns = AGAIN_NS
+        self._wait(next_ns)
 
     def close(self) -> None:
         """Let nothing more go; returns at once and may be called again."""

@@ -25,10 +25,13 @@ from filters.units import Duration, Size, SomeSize, SomeTime
 
 TokensPerSecond: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=10_000)]
 LONGEST_GAP: Final = Duration("200ms")
+MOST_CUT_CHARS: Final = 65_536
+"""Of an event's text; to cut more takes too long while nobody else is served. It goes whole."""
 WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
 IDLE_GPU: Final = 0.5
 NEAR_MS: Final = 30.0
 HELD_MS: Final = "pace.held_ms"
+LATE_MS: Final = "pace.late_ms"
 RTT_HEADER: Final = "x-forebay-rtt"
 """The proxy sets it, in milliseconds, on what it hands over; a client's own it replaces."""
 
@@ -131,10 +134,15 @@ class PaceFilter(Filter[PaceConfig]):
             return (delta,)
         now_ns = self.ports.clock.monotonic_ns()
         tokens = self._tokens(delta.text)
-        if tokens and self._tempo is not None:
-            self._tempo.hear(now_ns, tokens)
-            pacer.set_rate(self._tempo.follow(now_ns, self._most, pacer.held_tokens))
-        if tokens > (size := pacer.frame_tokens) and self.config.chunks == "cut":
+        if tokens and (tempo := self._tempo) is not None:
+            tempo.hear(now_ns, tokens)
+            if not pacer.held_tokens:  # else each frame that goes sets the rate
+                pacer.set_rate(tempo.follow(now_ns, self._most, 0))
+        if (
+            tokens > (size := pacer.frame_tokens)
+            and self.config.chunks == "cut"
+            and len(delta.text) <= MOST_CUT_CHARS
+        ):
             return pacer.feed(now_ns, self._cut(exchange, delta, tokens, size))
         return pacer.feed(now_ns, ((delta, tokens),))
 
@@ -189,3 +197,4 @@ class PaceFilter(Filter[PaceConfig]):
         pacer.let_go()
         exchange.note("pace.rate", round(self._tempo.rate if self._tempo else self._most, 1))
         exchange.note(HELD_MS, round(pacer.held_ns / 1e6))
+        exchange.note(LATE_MS, round(pacer.late_ns / 1e6, 1))

@@ -41,6 +41,7 @@ class Pacer:
     __slots__ = (
         "_end_ns", "_frame_ns", "_gap_ns", "_pace", "_period_ns", "_queue", "_tat_ns",
         "_waits_since_ns", "frame_tokens", "held_bytes", "held_ns", "held_tokens",
+        "late_ns",
     )  # fmt: skip
 
     def __init__(self, pace: Pace, rate: float) -> None:
@@ -55,6 +56,8 @@ class Pacer:
         self.held_bytes = 0
         self.held_ns = 0
         """For how long something waited, in all."""
+        self.late_ns = 0
+        """How much later than it was due a frame went, at most; before the upstream's end."""
         self.frame_tokens = 1
         """How many tokens a frame has at the rate set."""
         self._period_ns = self._gap_ns = 0.0
@@ -88,9 +91,10 @@ class Pacer:
             queue.append(item)
             self.held_bytes += len(item[0].raw)
             self.held_tokens += item[1]
-        if waited:
-            return self._spill(now_ns)
-        return self._take(now_ns) + self._spill(now_ns)
+        due = [] if waited else self._take(now_ns)
+        if self.held_bytes > self._pace.most_bytes:
+            due += self._spill(now_ns)
+        return due
 
     def end(self, now_ns: int) -> list[Delta]:
         """Take that nothing more comes; return what is due at once."""
@@ -116,6 +120,8 @@ class Pacer:
             if now_ns >= self._end_ns + self._pace.tail_ns - LEAST_GAP_NS:
                 return self._frame(now_ns, self._pace.most)
             self._hurry(now_ns)
+        elif now_ns - wake_ns > self.late_ns:
+            self.late_ns = now_ns - wake_ns
         # A call that comes late does not slow the flow: the frame counts as sent when it was due.
         at_ns = max(wake_ns, now_ns - self._pace.every_ns)
         return self._take(at_ns) or self._frame(at_ns, 1)

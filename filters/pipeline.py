@@ -67,7 +67,7 @@ class Pipeline:
 class Run:
     """One exchange's way through a pipeline: its filter instances and what became of them."""
 
-    __slots__ = ("_failed", "_pipeline", "_reached", "_watchers", "timings")
+    __slots__ = ("_failed", "_holders", "_pipeline", "_reached", "_watchers", "timings")
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -75,6 +75,8 @@ class Run:
         self._failed: list[AnyFilter] = []
         """They see nothing more but the end: what they know of the exchange may be half of it."""
         self._watchers: list[tuple[Stage, AnyFilter]] | None = None
+        self._holders: Sequence[AnyFilter] = ()
+        """Those of them that may hold something."""
         self.timings: list[tuple[str, int]] = []
         """Stage name and nanoseconds it took, waits included, in the order they ran."""
 
@@ -127,6 +129,7 @@ class Run:
                 for stage, instance in reversed(self._reached)
                 if stage.on_delta and instance not in self._failed
             ]
+            self._holders = [instance for stage, instance in self._watchers if stage.holding]
         return self._through(exchange, (delta,), self._watchers)
 
     def _through(
@@ -148,6 +151,7 @@ class Run:
         stage, instance = watcher
         assert self._watchers is not None  # it is one of them
         self._watchers.remove(watcher)
+        self._holders = [one for one in self._holders if one is not instance]
         self._failed.append(instance)
         note_failure(exchange, instance.name, error)
         if not stage.holding:
@@ -187,11 +191,10 @@ class Run:
     def wake_ns(self) -> int | None:
         """Return when to call `due`, or None while no filter has anything wait."""
         soonest_ns = None
-        for stage, instance in self._watchers or ():
-            if stage.holding:
-                wake_ns = instance.wake_ns()
-                if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
-                    soonest_ns = wake_ns
+        for instance in self._holders:
+            wake_ns = instance.wake_ns()
+            if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
+                soonest_ns = wake_ns
         return soonest_ns
 
     async def finish(self, exchange: Exchange, outcome: Outcome) -> None:

@@ -73,16 +73,15 @@ class TimerWheel:
         try:
             while self._ticks and self._ticks[0] <= now_tick:
                 for alarm in self._slots.pop(heapq.heappop(self._ticks)):
-                    self._ring(alarm)
+                    if (call := alarm.call) is not None:
+                        alarm.call = None
+                        self.pending -= 1
+                        self._ring(call)
         finally:
             if self._timer is None:
                 self._set()
 
-    def _ring(self, alarm: TickAlarm) -> None:
-        call, alarm.call = alarm.call, None
-        if call is None:
-            return
-        self.pending -= 1
+    def _ring(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - a bug of one stream's must not stop the others
