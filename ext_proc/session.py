@@ -52,7 +52,7 @@ from filters.api import (
     Usage,
 )
 from filters.bounds import has_too_many_containers, has_too_many_values
-from filters.breaking import Break, ending
+from filters.breaking import UPSTREAMS, Break, ending
 from filters.dialects import dialect_of
 from filters.document import Document, parse
 from filters.errors import NO_REPLICA, FilterError, NotJson
@@ -641,7 +641,9 @@ class Session:
         end = ending(exchange.dialect, framer, self._last_event, sent=self._mode is Mode.STREAMED)
         if end.broken and facts.broken is None:
             facts.broken = Break.UNFINISHED
-        if end.error is None:
+        head = exchange.reply_head
+        told = self._mode is Mode.STREAMED and head is not None and "content-length" in head.headers
+        if end.error is None or told:  # the proxy makes an error of all of it where a length is off
             return end.rest
         self._error = end.error.raw
         return [*end.rest, end.error]
@@ -720,7 +722,9 @@ class Session:
             facts.outcome = outcome
             stream = self._framer is not None and not isinstance(self._framer, WholeBody)
             if stream and not self._settled and outcome is Outcome.GONE:
-                facts.broken = Break.CUT
+                facts.broken = facts.broken or Break.CUT
+            if facts.broken in UPSTREAMS and self._exchange is not None:
+                self._exchange.broke_off = True
         self._ended = True
         if self._outflow is not None:
             self._outflow.close()

@@ -708,6 +708,9 @@ class Breakers(Protocol):
     def ended(self, pool: str, *, good: bool | None) -> None:
         """Say how an exchange that was admitted ended; None where the pool had no say in it."""
 
+    def broke(self, pool: str, began_ns: int) -> None:
+        """Say that an answer came to nothing which was told at `began_ns` to have `ended` well."""
+
 
 class NoBreakers:
     """A `Breakers` without any."""
@@ -721,6 +724,9 @@ class NoBreakers:
         return True
 
     def ended(self, pool: str, *, good: bool | None) -> None:
+        """Keep nothing."""
+
+    def broke(self, pool: str, began_ns: int) -> None:
         """Keep nothing."""
 
 
@@ -1012,6 +1018,9 @@ class Exchange:
     slot: Slot | None = None
     """What it holds of a pool that has queues: whoever sees its answer begin says so there."""
     reply_head: ReplyHead | None = None
+    broke_off: bool = False
+    """Its streamed answer was read, and came not to be whole by the upstream's doing. Known in the
+    end."""
     traceparent: str = ""
     """W3C header of the proxy's span: what a port asks for this exchange is traced under it."""
     shaped_by: str = ""

@@ -30,6 +30,10 @@ class Break(enum.StrEnum):
     """The provider said in it that it failed."""
 
 
+UPSTREAMS: Final = frozenset((Break.UNFINISHED, Break.FAILED))
+"""Those that are the upstream's doing for certain. Of one that was `CUT` nobody knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What stands at the end of a stream."""

@@ -20,6 +20,9 @@ class Place:
         self._lease: Lease = UNLIMITED
         self._admitted = ""
         """The pool whose breaker waits to hear how it ended."""
+        self._began_well = ""
+        """The pool whose breaker was told that it did well, at `_began_ns`."""
+        self._began_ns = 0
 
     async def enter(self, exchange: Exchange, line: Sequence[Choice], size: Size) -> Choice | None:
         """Take a place in the first pool that works and has one; None where all are full.
@@ -52,20 +55,28 @@ class Place:
         return None
 
     def answered(self, head: ReplyHead) -> None:
-        """Say how the pool did: by the head, for what follows may last minutes.
+        """Say how the pool did: by the head, for what follows may last minutes, or be unread.
 
         The proxy's own errors are among them: no connection, no answer in time. An error below 500
         is the client's and says nothing; nor does a 429: this one asks too much, and others may be
         served well.
         """
         says = not FIRST_OF_CLIENTS <= head.status < FIRST_BAD
+        if self._admitted and says and head.status < FIRST_BAD:
+            self._began_well, self._began_ns = self._admitted, self._ports.clock.monotonic_ns()
         self._let_go(good=head.status < FIRST_BAD if says else None)
 
-    def leave(self, head: ReplyHead | None) -> None:
-        """Give the place back, and say how the pool did. May be called again."""
+    def leave(self, head: ReplyHead | None, *, broke_off: bool = False) -> None:
+        """Give the place back, and say how the pool did. May be called again.
+
+        `broke_off`: what the upstream answered is not whole, and nobody else is to blame.
+        """
         self._lease.release()
         if head is not None:
             self.answered(head)
+        pool, self._began_well = self._began_well, ""
+        if pool and broke_off:
+            self._ports.breakers.broke(pool, self._began_ns)
         self._let_go(good=None)  # the client left, or it was answered here
 
     async def _take(self, exchange: Exchange, pool: str) -> bool:

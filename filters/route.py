@@ -90,7 +90,7 @@ class RouteFilter(Filter[RouteConfig]):
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
         """Give the place back."""
         if self._place is not None:
-            self._place.leave(exchange.reply_head)
+            self._place.leave(exchange.reply_head, broke_off=exchange.broke_off)
 
     def _low_risk(self, exchange: Exchange) -> str:
         """Return what makes it low risk, empty where nothing does or high risk outweighs it."""

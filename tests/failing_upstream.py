@@ -28,6 +28,8 @@ class Failure(Enum):
     """Nothing comes."""
     SILENT_STREAM = "silent stream"
     """A good head, and nothing behind it."""
+    UNFINISHED = "unfinished"
+    """A stream that ends like any other, without what ends an answer."""
     RESET = "reset"
     """The connection ends."""
 
@@ -89,12 +91,14 @@ class FailingUpstream:
                 return stream
             case int() if fate != 200:
                 return web.json_response({"error": fate}, status=fate, headers=self._headers)
-        if isinstance(fate, Failure):
+        if isinstance(fate, Failure) and fate is not Failure.UNFINISHED:
             await self._over.wait()
         dialect, reply, kind = DIALECTS[DIALECT], answer(DIALECT, TEXT), "application/json"
         prompt = dialect.read(Document(self.bodies[-1]), request.path)
         if prompt.stream:
             kind, reply = dialect.replay(json.loads(reply), prompt)
+        if fate is Failure.UNFINISHED:
+            reply = reply[: reply.index(b"\n\n") + 2]
         return web.Response(body=reply, headers={"content-type": kind})
 
 

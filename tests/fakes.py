@@ -504,6 +504,8 @@ class FakeBreakers:
     closed: dict[str, bool] = field(default_factory=dict)
     ends: list[tuple[str, bool | None]] = field(default_factory=list)
     """Pool and how it went, of every exchange that ended."""
+    breaks: list[str] = field(default_factory=list)
+    """Pools of those that began well and came to nothing."""
 
     def watches(self, pool: str) -> bool:
         return pool in self.closed
@@ -513,6 +515,9 @@ class FakeBreakers:
 
     def ended(self, pool: str, *, good: bool | None) -> None:
         self.ends.append((pool, good))
+
+    def broke(self, pool: str, began_ns: int) -> None:
+        self.breaks.append(pool)
 
 
 @dataclass(slots=True)

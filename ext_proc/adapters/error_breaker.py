@@ -52,6 +52,16 @@ class Window:
             self._bad[at] += 1
             self.bad += 1
 
+    def spoil(self, then_ns: int, now_ns: int) -> None:
+        """Count an answer as bad by now that was counted as good then."""
+        self.move(now_ns)
+        step = then_ns // self._step_ns
+        at = step % STEPS
+        if step > self._last - STEPS and self._total[at] > self._bad[at]:
+            self._total[at] -= 1
+            self.total -= 1
+        self.add(now_ns, good=False)
+
     def move(self, now_ns: int) -> None:
         """Forget what is too old by now."""
         step = now_ns // self._step_ns
@@ -78,9 +88,11 @@ class ErrorBreaker:
     2. OPEN: none is admitted; what ends began before, and says nothing. After `rest`: PROBING.
     3. PROBING: one is admitted at a time, or after another rest should it not report. `probes` good
        ones in a row: CLOSED, and nothing counted. A bad one: OPEN.
+
+    What began well and `broke` is bad in any state, but where it began before the last opening.
     """
 
-    __slots__ = ("_good", "_until_ns", "limits", "opened", "state", "window")
+    __slots__ = ("_good", "_opened_ns", "_until_ns", "limits", "opened", "state", "window")
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Final = limits
@@ -88,6 +100,8 @@ class ErrorBreaker:
         self.state = BreakerState.CLOSED
         self.opened = 0
         """How often it opened, not counting from a probe that failed."""
+        self._opened_ns = -1
+        """When it opened last, of itself or because a probe was bad."""
         self._until_ns = 0
         """When the next one is admitted, should none report before."""
         self._good = 0
@@ -111,11 +125,27 @@ class ErrorBreaker:
             case BreakerState.PROBING:
                 self._probed(now_ns, good=good)
             case BreakerState.CLOSED if good is not None:
-                window, limits = self.window, self.limits
-                window.add(now_ns, good=good)
-                if window.total >= limits.least and window.bad > limits.errors * window.total:
-                    self.opened += 1
-                    self._open(now_ns)
+                self.window.add(now_ns, good=good)
+                self._judge(now_ns)
+
+    def broke(self, began_ns: int, now_ns: int) -> None:
+        """Count that an answer which began well came to nothing: as one that never did."""
+        if began_ns <= self._opened_ns:
+            return
+        match self.state:
+            case BreakerState.OPEN:
+                return
+            case BreakerState.PROBING:
+                self._open(now_ns)
+            case BreakerState.CLOSED:
+                self.window.spoil(began_ns, now_ns)
+                self._judge(now_ns)
+
+    def _judge(self, now_ns: int) -> None:
+        window, limits = self.window, self.limits
+        if window.total >= limits.least and window.bad > limits.errors * window.total:
+            self.opened += 1
+            self._open(now_ns)
 
     def _probed(self, now_ns: int, *, good: bool | None) -> None:
         if good is False:
@@ -130,5 +160,6 @@ class ErrorBreaker:
 
     def _open(self, now_ns: int) -> None:
         self.state = BreakerState.OPEN
+        self._opened_ns = now_ns
         self._until_ns = now_ns + self.limits.rest_ns
         self._good = 0

@@ -63,11 +63,23 @@ class PoolBreakers:
             return
         opened, before = breaker.opened, breaker.state
         breaker.ended(self._clock.monotonic_ns(), good=good)
-        if breaker.opened != opened:
+        self._tell(pool, breaker, opened)
+        if breaker.state is BreakerState.CLOSED and before is BreakerState.PROBING:
+            self._log.warning("breaker closed", pool=pool)
+
+    def broke(self, pool: str, began_ns: int) -> None:
+        """See `filters.api.Breakers`."""
+        breaker = self._breakers.get(pool)
+        if breaker is None:
+            return
+        opened = breaker.opened
+        breaker.broke(began_ns, self._clock.monotonic_ns())
+        self._tell(pool, breaker, opened)
+
+    def _tell(self, pool: str, breaker: ErrorBreaker, before: int) -> None:
+        if breaker.opened != before:
             window = breaker.window
             self._log.warning("breaker opened", pool=pool, answers=window.total, errors=window.bad)
-        elif breaker.state is BreakerState.CLOSED and before is BreakerState.PROBING:
-            self._log.warning("breaker closed", pool=pool)
 
     def figures(self) -> Mapping[str, Figures]:
         """Return how each pool's breaker is."""

@@ -70,6 +70,36 @@ def test_an_end_that_says_nothing_is_not_counted() -> None:
     assert BreakerState.CLOSED is breaker.state
 
 
+def test_what_began_well_and_broke_counts_as_one_bad_answer() -> None:
+    """Six of a hundred open it, five do not; a broken stream is one answer, not two."""
+    breaker = ErrorBreaker(LIMITS)
+    told(breaker, SECOND, *[True] * 100)
+    for _ in range(5):
+        breaker.broke(SECOND, 2 * SECOND)
+    assert (100, 5) == (breaker.window.total, breaker.window.bad)
+    assert BreakerState.CLOSED is breaker.state
+    breaker.broke(SECOND, 3 * SECOND)
+    assert (BreakerState.OPEN, 1) == (breaker.state, breaker.opened)
+
+
+def test_a_stream_that_broke_is_counted_when_it_did() -> None:
+    """Its good beginning may have left the window by then."""
+    breaker = ErrorBreaker(LIMITS)
+    told(breaker, 0, True)
+    breaker.broke(0, 61 * SECOND)
+    assert (1, 1) == (breaker.window.total, breaker.window.bad)
+
+
+def test_a_probe_that_breaks_later_opens_it_again() -> None:
+    """Also behind others that were good; a stream of before it opened says nothing."""
+    breaker = opened()
+    assert BreakerState.PROBING is told(breaker, REST, True)
+    breaker.broke(0, REST)
+    assert BreakerState.PROBING is breaker.state
+    breaker.broke(REST, REST + 1)
+    assert (BreakerState.OPEN, 1) == (breaker.state, breaker.opened)
+
+
 def test_what_ends_while_it_is_open_says_nothing() -> None:
     """It began before; a good end does not close, and a bad one does not prolong."""
     breaker = opened()

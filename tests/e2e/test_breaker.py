@@ -38,6 +38,7 @@ def edit(rest: str) -> Edit:
             "breaker": {"rest": rest},
         }
         block["profiles"]["chat"] = {"route": {}}
+        block["profiles"]["documents"] = {"pace": {}, "route": {}}
 
     return edited
 
@@ -143,6 +144,34 @@ async def test_a_pool_that_takes_no_connection_opens_it(
         with gateways.open(pools=pools, edit=edit("1h")) as gateway:
             assert [503] * 20 == [reply.status for reply in await ask(gateway, http, 20)]
             assert [200] * 5 == [reply.status for reply in await ask(gateway, http, 5)]
+
+
+async def test_streams_that_come_to_nothing_count(
+    opened: Opened, lesser: FailingUpstream, http: aiohttp.ClientSession
+) -> None:
+    """Though they began with a 200, where a filter reads them; none that its client left does."""
+    gateway = opened("1h")
+    call, asked = Caller(http, gateway.url), ask_for(CHAT, LOW_RISK, stream=True)
+    lesser.always = Failure.SILENT_STREAM
+    with gateway.watch(30) as seen:
+        for number in range(30):
+            asking = asyncio.create_task(call(asked, "documents"))
+            while lesser.requests <= number or not gateway.metrics()["forebay_in_flight"]:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+    assert {"gone"} == {line["outcome"] for line in seen.lines}
+    lesser.always = Failure.UNFINISHED
+    for _ in range(20):
+        assert 200 == (await call(asked, "documents")).status
+        gateway.settle()
+        metrics = gateway.metrics()
+        if metrics[STATE] == OPEN:
+            break
+    assert OPEN == metrics[STATE]
+    served = lesser.requests
+    assert [(200, "FULL")] == [(one.status, one.quality) for one in await ask(gateway, http)]
+    assert served == lesser.requests
 
 
 @pytest.mark.parametrize("status", [400, 404, 429])

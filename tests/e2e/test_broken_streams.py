@@ -118,6 +118,11 @@ async def unlimited(asked: Asked) -> None:
     await asked.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + SOME)
 
 
+async def measured(asked: Asked) -> None:
+    """Say a length, and no more: Envoy would make an error of what is put behind it."""
+    await asked.whole(SSE, SOME)
+
+
 async def ended(asked: Asked) -> None:
     """End the reply as if that were all."""
     await asked.head(SSE)
@@ -166,6 +171,7 @@ ERROR: Final = b"data: " + DIALECTS[CHAT].error(502, WHY) + b"\n\n"
         (reset, "cut", None, None),
         (short, "cut", None, None),
         (unlimited, "unfinished", SOME + ERROR, SOME + ERROR),
+        (measured, "unfinished", SOME, SOME + ERROR),
         (ended, "unfinished", SOME + ERROR, SOME + ERROR),
         (ended_in_half, "unfinished", SOME + HALF + b"\n\n" + ERROR, SOME + ERROR),
         (failed, "failed", SOME + FAILED, SOME + FAILED),

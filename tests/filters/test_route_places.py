@@ -138,6 +138,21 @@ def test_the_breaker_hears_of_the_head_not_of_the_end() -> None:
     assert [("full", True)] == pool.breakers.ends
 
 
+def test_the_breaker_hears_of_a_stream_that_came_to_nothing() -> None:
+    """Once, and only of what began well: of what did not it has heard."""
+    for status, breaks in ((200, ["full"]), (500, []), (404, [])):
+        pool = Pool(closed={"full": True})
+        pool.exchange.reply_head = reply_head(status=status)
+        drive(pool.filter.on_response(pool.exchange))
+        pool.exchange.broke_off = True
+        pool.end(status=status)
+        pool.end(status=status)
+        assert breaks == pool.breakers.breaks
+    pool = Pool(closed={"full": True})
+    pool.end(Outcome.GONE)
+    assert [] == pool.breakers.breaks
+
+
 def test_only_a_pool_with_a_breaker_needs_to_be_watched() -> None:
     """`spare` has none."""
     pool = Pool(closed={"full": False})
