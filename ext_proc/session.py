@@ -610,15 +610,18 @@ class Session:
         if isinstance(event, Trailers):
             over = await outflow.end(deltas, Pass(event.message))
         else:
-            last: Command = Pass(event.message)
-            if self._mode is Mode.FULL_DUPLEX:
-                last = Stream(b"", last=True)
-            elif self._error:
-                last = Forward({}, body=event.data + self._error, message=event.message)
-            over = await outflow.take(event, deltas, last)
+            over = await outflow.take(event, deltas, self._last_of(event) if event.last else None)
         if over:
             self._peer.close()
             await self._finish(Outcome.COMPLETE)
+
+    def _last_of(self, event: Body) -> Command:
+        """Return what answers the last chunk."""
+        if self._mode is Mode.FULL_DUPLEX:
+            return Stream(b"", last=True)
+        if self._error:
+            return Forward({}, body=event.data + self._error, message=event.message)
+        return Pass(event.message)
 
     def _completed(self) -> None:
         self._outcome = Outcome.COMPLETE

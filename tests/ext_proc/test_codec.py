@@ -489,6 +489,18 @@ def test_envoy_reads_a_command_as_it_is_meant(name: str) -> None:
     assert response == api.ProcessingResponse.parse(encode(command))
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("message", [Message.REQUEST_BODY, Message.RESPONSE_BODY])
+@pytest.mark.parametrize(
+    "size", [0, 1, 115, 116, 117, 120, 127, 128, 16_375, 16_383, 16_384, 62_000]
+)
+def test_a_piece_of_any_size_is_written(size: int, message: Message, last: bool) -> None:
+    """As many bytes as its lengths say, on either side of a longer length."""
+    written = api.ProcessingResponse.FromString(encode(Stream(b"x" * size, last, message)))
+    part = getattr(written, message.name.lower()).response.body_mutation.streamed_response
+    assert (b"x" * size, last) == (part.body, part.end_of_stream)
+
+
 def test_every_command_is_written() -> None:
     """No command is missing above."""
     commands = {Pass, Forward, Stream, Respond, Extend}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -165,6 +166,37 @@ def test_nothing_is_posted_to_a_proxy_that_does_not_read() -> None:
     assert b"".join(EVENTS)[len(streamed(paced.peer.commands)) :].startswith(
         streamed(paced.later(0.5))
     )
+
+
+def test_a_proxy_that_does_not_read_is_looked_at_ever_more_seldom() -> None:
+    """Up to thrice a second, and as often as at first once it has read."""
+    paced = Paced("cut")
+    paced.say(*EVENTS)
+    looks: list[int] = []
+
+    def has_room() -> bool:
+        looks.append(paced.clock.monotonic_ns())
+        return paced.peer.reads
+
+    paced.session._outflow._peer.has_room = has_room  # type: ignore[method-assign, union-attr]  # to be counted
+    pauses_ms = [20, 40, 80, 160, 320, 320]
+    for _ in range(2):
+        paced.peer.reads = False
+        looks.clear()
+        paced.later(0.1 + sum(pauses_ms) / 1000)
+        apart_ms = [(later - at) // 1_000_000 for at, later in pairwise(looks)]
+        assert pauses_ms == apart_ms
+        paced.peer.reads = True
+        paced.later(0.32)
+
+
+def test_what_waits_behind_others_asks_for_nothing() -> None:
+    """Only who is first in a queue needs the clock."""
+    paced = Paced("cut")
+    paced.say(*EVENTS[:40])
+    (alarm,) = paced.wheel.alarms
+    assert [] == paced.say(*EVENTS[40:])
+    assert [alarm] == paced.wheel.alarms
 
 
 def test_a_plain_reply_is_not_paced() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from filters.api import Delta, Exchange, Filter, Need, Outcome, Ports
 from filters.document import parse
 from filters.framing import Event
-from filters.pace import RTT_HEADER, PaceConfig, PaceFilter
+from filters.pace import LATE_MS, MOST_CUT_CHARS, RTT_HEADER, PaceConfig, PaceFilter
 from filters.pipeline import Pipeline, Run
 from tests.exchanges import CHATS, answer, ask, reply_head
 from tests.fakes import FakeClock, FakeReplicas, drive, fake_ports
@@ -122,6 +122,26 @@ def test_any_text_in_any_time_is_the_same_text(dialect: str, text: str, pauses: 
                 out += frame
     out += flow.end()
     assert expected.encode() == flow.reread(out).encode()
+
+
+@pytest.mark.parametrize(("chars", "cut"), [(MOST_CUT_CHARS, True), (MOST_CUT_CHARS + 1, False)])
+def test_an_event_of_very_many_tokens_stays_whole(chars: int, cut: bool) -> None:
+    """Others wait while one is cut."""
+    flow = Flow()
+    data = b'{"choices":[{"index":0,"delta":{"content":"%b"}}]}' % (b"x" * chars)
+    event = Event(b"data: %b\n\n" % data, data=data)
+    assert cut is (event.raw != flow.feed(event)[0].raw)
+
+
+def test_how_late_its_latest_frame_went_is_noted() -> None:
+    """It is the process that was late, not the model."""
+    flow = Flow()
+    for event in flow.events("".join(f" word{number}" for number in range(200))):
+        flow.feed(event)
+    flow.clock.advance(0.1305)
+    flow.run.due(flow.exchange, flow.clock.monotonic_ns())
+    flow.end()
+    assert 30.5 == flow.exchange.notes[LATE_MS]
 
 
 def test_a_plain_reply_and_one_that_nobody_streams_do_not_wait() -> None:

@@ -116,6 +116,23 @@ def test_what_is_too_much_to_keep_goes() -> None:
     assert 90 == len(gone)
 
 
+def test_the_latest_frame_is_remembered() -> None:
+    """By how much it went later than it was due, until the upstream has said all: then it hurries.
+
+    What goes sooner than it was due before is not late.
+    """
+    pacer = Pacer(PACE, 80)
+    pacer.feed(START_NS, words(50))
+    late_ns = [0]
+    for after_ms in (100, 207, 300):
+        pacer.due(START_NS + after_ms * MS)
+        late_ns.append(pacer.late_ns)
+    assert [0, 0, 7 * MS, 7 * MS] == late_ns
+    pacer.end(START_NS + 390 * MS)
+    pacer.due(START_NS + 689 * MS)
+    assert 7 * MS == pacer.late_ns
+
+
 def test_letting_go_returns_all_that_waits() -> None:
     """In its order, and nothing waits any more."""
     pacer = Pacer(PACE, 80)
@@ -149,7 +166,15 @@ def test_nothing_is_lost_repeated_or_late(
     assert (None, 0, 0) == (pacer.wake_ns(), pacer.held_bytes, pacer.held_tokens)
 
 
-@given(st.text(max_size=300), st.integers(1, 100), st.integers(1, 20))
+# What joins with what stands beside it, by every rule of the annex, and what never does.
+JOINING = "ab \r\n你👩\u200d👧\u0301각가각🇩🇪िक्न\u0600\ufe0f"
+
+
+@given(
+    st.one_of(st.text(max_size=300), st.text(JOINING, max_size=60)),
+    st.integers(1, 100),
+    st.integers(1, 20),
+)
 def test_a_text_is_cut_between_graphemes(text: str, tokens: int, most: int) -> None:
     """The pieces join to it, and none begins in the midst of what is read as one character."""
     pieces = cut(text, tokens, most)
