@@ -163,7 +163,6 @@ async def running(
         replicas=replicas,
         limits=limits,
         queues=queues,
-        stages=stages,
         breakers=breakers,
         batches=batches,
         wheel=wheel,
@@ -175,7 +174,12 @@ async def running(
         lambda: settings.server.most_exchanges,
     )
     telemetry.read("loop_tasks", "Tasks of the event loop", lambda: len(asyncio.all_tasks(loop)))
-    handler = ExtProc(gateway_of(settings, ports, telemetry), telemetry)
+
+    def open_gateway(settings: Settings) -> Gateway:
+        staged = stages.follow(stages_of(settings), shapes_of(settings))
+        return gateway_of(settings, replace(ports, stages=staged), telemetry)
+
+    handler = ExtProc(open_gateway(settings), telemetry)
     server = open_transport(settings.server, handler, telemetry)
     not_ready = "starting"
     host, port = parse_host_port(settings.server.admin)
@@ -184,8 +188,7 @@ async def running(
     show_caches(settings, telemetry)
 
     def apply(changed: Settings) -> None:
-        handler.gateway = gateway_of(changed, ports, telemetry)
-        stages.follow(stages_of(changed), shapes_of(changed))
+        handler.gateway = open_gateway(changed)
         batches.follow(clusters_of(changed))
         replicas.follow(replicas_of(changed))
         limits.follow(limits_of(changed))
@@ -216,7 +219,6 @@ async def running(
         closing.push_async_callback(batches.close)
         closing.callback(models.close)
         closing.push_async_callback(replicas.close)
-        stages.follow(stages_of(settings), shapes_of(settings))
         batches.follow(clusters_of(settings))
         replicas.follow(replicas_of(settings))
         limits.follow(limits_of(settings))

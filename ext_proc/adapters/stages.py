@@ -84,8 +84,67 @@ def _no_shape(profile: str, moved: frozenset[str]) -> str:
     return ""
 
 
+class StagesOfAFile:
+    """The `Stages` that exchanges go by which began under one version of the file.
+
+    The file may change while they wait: their pool must be the one whose answers the key that was
+    made before stands for.
+    """
+
+    def __init__(self, all_stages: PoolStages, stages: Mapping[str, Stage], shape: Shape) -> None:
+        """Take the stages by the pool whose place is taken; `all_stages` asks the shadows."""
+        self._all: Final = all_stages
+        self.courses: Final = {old: _Course(old, stage) for old, stage in stages.items()}
+        self._canaries: Final = [
+            one for one in self.courses.values() if one.stage.step is Step.CANARY
+        ]
+        self._shape: Final = shape
+        self._shapes: Final[dict[tuple[str, frozenset[str]], str]] = {}
+        self._plain: Final[dict[str, Staged]] = {}
+
+    def choose(self, pool: str, tenant: str) -> Staged:
+        """See `filters.api.Stages`."""
+        course = self.courses.get(pool)
+        if course is None:
+            # Made once: every exchange of every pool asks.
+            return self._plain.get(pool) or self._plain.setdefault(pool, Staged(pool))
+        stage = course.stage
+        match stage.step:
+            case Step.FULL:
+                return course.new
+            case Step.SHADOW:
+                return course.shadowed if self._all.dice() < stage.share else course.old
+            case Step.CANARY:
+                at = self._all.dice() if tenant == self._all.nobody else course.position(tenant)
+                if at < stage.share:
+                    return course.new
+                return course.seen if self._all.dice() < course.look else course.old
+
+    def shaped_by(self, profile: str, tenant: str) -> str:
+        """See `filters.api.Stages`; nobody is moved by lot, and keeps what all others have."""
+        if tenant == self._all.nobody:
+            return ""
+        moved = frozenset(
+            one.trial.old for one in self._canaries if one.position(tenant) < one.stage.share
+        )
+        if not moved:
+            return ""
+        key = profile, moved
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(profile, moved)
+        return self._shapes[key]
+
+    def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
+        """See `filters.api.Stages`."""
+        self._all.heard(staged, heard, question)
+
+    def skipped(self, staged: Staged, why: str) -> None:
+        """See `filters.api.Stages`."""
+        self._all.skipped(staged, why)
+
+
 class PoolStages:
-    """The `Stages` of a server. `nobody` is the tenant of requests without a credential.
+    """The stages of a server. `nobody` is the tenant of requests without a credential.
 
     Such requests are drawn each by itself: as one tenant they would move all at once.
     """
@@ -105,13 +164,9 @@ class PoolStages:
         self._clock: Final = clock
         self._workers: Final = workers
         self._watch: Final = watch
-        self._nobody: Final = nobody
-        self._dice: Final = dice
-        self._courses: dict[str, _Course] = {}
-        self._canaries: list[_Course] = []
-        self._shape: Shape = _no_shape
-        self._shapes: dict[tuple[str, frozenset[str]], str] = {}
-        self._plain: dict[str, Staged] = {}
+        self.nobody: Final = nobody
+        self.dice: Final = dice
+        self._newest = StagesOfAFile(self, {}, _no_shape)
         self._http: aiohttp.ClientSession | None = None
         self._shadows: Final[dict[asyncio.Task[None], tuple[Trial, int]]] = {}
         """With the size of what is held for each."""
@@ -126,48 +181,18 @@ class PoolStages:
     @property
     def shares(self) -> Mapping[Trial, float]:
         """What is set, by the trial."""
-        return {course.trial: course.stage.share for course in self._courses.values()}
+        return {course.trial: course.stage.share for course in self._newest.courses.values()}
 
-    def follow(self, stages: Mapping[str, Stage], shape: Shape = _no_shape) -> None:
-        """Take the stages by the pool whose place is taken. Shadows under way go on."""
-        self._courses = {old: _Course(old, stage) for old, stage in stages.items()}
-        self._canaries = [one for one in self._courses.values() if one.stage.step is Step.CANARY]
-        self._shape, self._shapes = shape, {}
+    def follow(self, stages: Mapping[str, Stage], shape: Shape = _no_shape) -> StagesOfAFile:
+        """Take the stages by the pool whose place is taken. Shadows under way go on.
 
-    def choose(self, pool: str, tenant: str) -> Staged:
-        """See `filters.api.Stages`."""
-        course = self._courses.get(pool)
-        if course is None:
-            # Made once: every exchange of every pool asks.
-            return self._plain.get(pool) or self._plain.setdefault(pool, Staged(pool))
-        stage = course.stage
-        match stage.step:
-            case Step.FULL:
-                return course.new
-            case Step.SHADOW:
-                return course.shadowed if self._dice() < stage.share else course.old
-            case Step.CANARY:
-                at = self._dice() if tenant == self._nobody else course.position(tenant)
-                if at < stage.share:
-                    return course.new
-                return course.seen if self._dice() < course.look else course.old
-
-    def shaped_by(self, profile: str, tenant: str) -> str:
-        """See `filters.api.Stages`; nobody is moved by lot, and keeps what all others have."""
-        if tenant == self._nobody:
-            return ""
-        moved = frozenset(
-            one.trial.old for one in self._canaries if one.position(tenant) < one.stage.share
-        )
-        if not moved:
-            return ""
-        key = profile, moved
-        if key not in self._shapes:
-            self._shapes[key] = self._shape(profile, moved)
-        return self._shapes[key]
+        Return what exchanges go by that begin from here on; those before keep what they have.
+        """
+        self._newest = StagesOfAFile(self, stages, shape)
+        return self._newest
 
     def heard(self, staged: Staged, heard: Heard, question: Question | None = None) -> None:
-        """See `filters.api.Stages`."""
+        """Take an answer, as `filters.api.Stages` says; also of an exchange that began before."""
         trial = staged.trial
         if trial is None:
             return
@@ -182,13 +207,13 @@ class PoolStages:
             return
         size = len(question.body)
         self.held_bytes += size
-        stage = self._courses[trial.old].stage
+        stage = self._newest.courses[trial.old].stage
         task = asyncio.create_task(self._compare(trial, stage, heard, question), name="shadow")
         self._shadows[task] = trial, size
         task.add_done_callback(self._over)
 
     def skipped(self, staged: Staged, why: str) -> None:
-        """See `filters.api.Stages`."""
+        """Say that an exchange is no evidence, as `filters.api.Stages` says."""
         if staged.trial is not None:
             self._watch.trial_skipped(staged.trial, why)
 
@@ -201,7 +226,7 @@ class PoolStages:
             await self._http.close()
 
     def _why_not(self, trial: Trial, size: int) -> str:
-        course = self._courses.get(trial.old)
+        course = self._newest.courses.get(trial.old)
         if course is None or course.trial != trial:
             return "over"  # the file says something else by now
         if size > MOST_BODY_BYTES:

@@ -151,7 +151,7 @@ async def _explain(
     egress = EgressUpstream(address, clock, _Unwatched())
     # It asks no shadow: that is done when a client has its answer, and here nobody gets one.
     stages = PoolStages(address, clock, workers, _Unwatched(), nobody=nobody(), dice=lambda: LOT)
-    stages.follow(stages_of(settings), shapes_of(settings))
+    staged = stages.follow(stages_of(settings), shapes_of(settings))
     queues = PoolQueues(clock, _Unwatched())
     queues.follow(queues_of(settings))
     batches = EgressBatches(address, clock, _Unwatched())  # one request alone is never a batch
@@ -167,7 +167,7 @@ async def _explain(
             tokens=tokens,
             workers=workers,
             models=models,
-            stages=stages,
+            stages=staged,
             batches=batches,
         )
 

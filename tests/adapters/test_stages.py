@@ -6,7 +6,7 @@ import asyncio
 import math
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from ext_proc.adapters import stages as module
-from ext_proc.adapters.stages import PoolStages, Stage
+from ext_proc.adapters.stages import PoolStages, Shape, Stage, StagesOfAFile
 from filters.api import Ending, Finish, Heard, Question, Staged, Step, Trial
 from filters.errors import PortError
 from tests.calls import Ask, ask_for
@@ -81,6 +81,7 @@ class Table:
     watch: Watch = field(default_factory=Watch)
     workers: Here = field(default_factory=Here)
     stages: PoolStages = field(init=False)
+    newest: StagesOfAFile = field(init=False)
 
     def __post_init__(self) -> None:
         self.stages = PoolStages(
@@ -92,9 +93,14 @@ class Table:
             dice=lambda: next(self.dice),
         )
 
+        self.follow({})
+
+    def follow(self, stages: Mapping[str, Stage], shape: Shape = lambda profile, moved: "") -> None:
+        self.newest = self.stages.follow(stages, shape)
+
     def moved(self, tenants: list[str] = TENANTS, pool: str = "full") -> set[str]:
         self.dice = iter(lambda: 1.0, None)
-        return {one for one in tenants if self.stages.choose(pool, one).pool != pool}
+        return {one for one in tenants if self.newest.choose(pool, one).pool != pool}
 
 
 # --- Who moves -----------------------------------------------------------------------------------
@@ -103,24 +109,24 @@ class Table:
 def test_a_pool_without_a_stage_serves_by_itself() -> None:
     """Nobody looks, and nothing is made anew for the second exchange."""
     table = Table()
-    table.stages.follow({"other": stage(Step.FULL)})
-    first = table.stages.choose("full", "tenant")
+    table.follow({"other": stage(Step.FULL)})
+    first = table.newest.choose("full", "tenant")
     assert Staged("full") == first
-    assert first is table.stages.choose("full", "another")
+    assert first is table.newest.choose("full", "another")
 
 
 def test_a_pool_that_is_in_serves_all() -> None:
     """And nobody compares any more."""
     table = Table()
-    table.stages.follow({"full": stage(Step.FULL, share=0.0)})
-    assert Staged("coming") == table.stages.choose("full", "tenant")
+    table.follow({"full": stage(Step.FULL, share=0.0)})
+    assert Staged("coming") == table.newest.choose("full", "tenant")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
 def test_a_canary_serves_its_share_of_the_tenants(share: float) -> None:
     """Within four deviations of what throwing a coin for each of them gives."""
     table = Table()
-    table.stages.follow({"full": stage(Step.CANARY, share)})
+    table.follow({"full": stage(Step.CANARY, share)})
     deviation = math.sqrt(len(TENANTS) * share * (1 - share))
     assert abs(len(table.moved()) - len(TENANTS) * share) < 4 * deviation
 
@@ -130,7 +136,7 @@ def test_a_tenant_stays_and_a_greater_share_adds_others() -> None:
     table = Table()
     before: set[str] = set()
     for share in (0.0, 0.05, 0.05, 0.2, 0.7, 1.0):
-        table.stages.follow({"full": stage(Step.CANARY, share)})
+        table.follow({"full": stage(Step.CANARY, share)})
         moved = table.moved()
         assert before <= moved, share
         before = moved
@@ -140,7 +146,7 @@ def test_a_tenant_stays_and_a_greater_share_adds_others() -> None:
 def test_the_first_to_move_are_not_the_same_for_every_pool() -> None:
     """About a tenth of a tenth is in both tenths."""
     table = Table()
-    table.stages.follow({name: stage(Step.CANARY, 0.1) for name in ("full", "cheap")})
+    table.follow({name: stage(Step.CANARY, 0.1) for name in ("full", "cheap")})
     both = table.moved() & table.moved(pool="cheap")
     assert 0 < len(both) < len(TENANTS) * 0.03
 
@@ -148,28 +154,28 @@ def test_the_first_to_move_are_not_the_same_for_every_pool() -> None:
 def test_requests_of_nobody_move_one_by_one() -> None:
     """All requests without a credential are one tenant, which must not move as one."""
     table = Table(dice=iter((0.19, 0.21, 0.99, 0.05)))
-    table.stages.follow({"full": stage(Step.CANARY, 0.2)})
-    pools = [table.stages.choose("full", "nobody").pool for _ in range(3)]
+    table.follow({"full": stage(Step.CANARY, 0.2)})
+    pools = [table.newest.choose("full", "nobody").pool for _ in range(3)]
     assert ["coming", "full", "coming"] == pools
 
 
 def test_of_the_old_pool_as_much_is_heard_as_of_the_canary() -> None:
     """To look at every reply of all the others would cost more than it tells."""
     table = Table()
-    table.stages.follow({"full": stage(Step.CANARY, 0.2)})
+    table.follow({"full": stage(Step.CANARY, 0.2)})
     tenant = min(set(TENANTS) - table.moved())
     table.dice = iter((0.24, 0.26))
-    heard = [table.stages.choose("full", tenant).trial for _ in range(2)]
+    heard = [table.newest.choose("full", tenant).trial for _ in range(2)]
     assert [Trial("full", "coming", Step.CANARY), None] == heard
 
 
 def test_a_shadow_is_drawn_by_lot() -> None:
     """The client is answered by the old pool whichever way it falls."""
     table = Table(dice=iter((0.09, 0.11)))
-    table.stages.follow({"full": stage(Step.SHADOW, 0.1)})
+    table.follow({"full": stage(Step.SHADOW, 0.1)})
     trial = Trial("full", "coming", Step.SHADOW)
     expected = [Staged("full", "coming", trial), Staged("full")]
-    assert expected == [table.stages.choose("full", "tenant") for _ in range(2)]
+    assert expected == [table.newest.choose("full", "tenant") for _ in range(2)]
 
 
 def test_answers_are_shaped_by_who_moved() -> None:
@@ -182,21 +188,35 @@ def test_answers_are_shaped_by_who_moved() -> None:
 
     table = Table()
     everybody = {"full": stage(Step.CANARY), "cheap": stage(Step.CANARY, 0.5)}
-    table.stages.follow({**everybody, "large": stage(Step.SHADOW)}, shape)
-    shapes = {tenant: table.stages.shaped_by("default", tenant) for tenant in TENANTS}
+    table.follow({**everybody, "large": stage(Step.SHADOW)}, shape)
+    shapes = {tenant: table.newest.shaped_by("default", tenant) for tenant in TENANTS}
     moved = table.moved(pool="cheap")
     assert {one: "cheap+full" if one in moved else "full" for one in TENANTS} == shapes
     assert 2 == len(asked)
-    assert "" == table.stages.shaped_by("default", "nobody")
-    table.stages.follow({})
-    assert "" == table.stages.shaped_by("default", TENANTS[0])
+    assert "" == table.newest.shaped_by("default", "nobody")
+    table.follow({})
+    assert "" == table.newest.shaped_by("default", TENANTS[0])
+
+
+def test_who_began_before_the_file_changed_goes_by_what_it_said() -> None:
+    """Else a tenant whom a greater share moves would put the canary's answer where others look."""
+    table = Table()
+    kept: list[tuple[str, str]] = []
+    for share in (0.0, 0.4, 0.9):
+        table.follow({"full": stage(Step.CANARY, share)}, lambda profile, moved: "coming")
+        before = table.newest
+        table.follow({"full": stage(Step.FULL)})
+        table.dice = iter(lambda: 1.0, None)
+        kept += [(before.shaped_by("p", one), before.choose("full", one).pool) for one in TENANTS]
+    assert {("", "full"), ("coming", "coming")} == set(kept)
+    assert Staged("coming") == table.newest.choose("full", TENANTS[0])
 
 
 def test_what_a_canary_said_is_passed_on() -> None:
     """Of either pool; no shadow is asked."""
     table = Table()
     staged = Staged("coming", trial=Trial("full", "coming", Step.CANARY))
-    table.stages.heard(staged, OLD)
+    table.newest.heard(staged, OLD)
     assert [("coming", OLD)] == table.watch.answers
     table.stages.heard(Staged("full"), OLD)
     table.stages.skipped(Staged("full"), "unreadable")
@@ -251,7 +271,7 @@ async def shadow() -> AsyncIterator[tuple[Table, Shadow]]:
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
         await web.UnixSite(runner, table.path).start()
-        table.stages.follow({"full": stage()})
+        table.follow({"full": stage()})
         try:
             yield table, shadow
         finally:
@@ -378,7 +398,7 @@ async def test_a_shadow_that_hangs_is_given_up(shadow: tuple[Table, Shadow]) -> 
     """At its deadline."""
     table, server = shadow
     server.reply = hang
-    table.stages.follow({"full": stage(deadline_s=0.02)})
+    table.follow({"full": stage(deadline_s=0.02)})
     table.stages.heard(SHADOWED, OLD, question())
     await over(table)
     assert Ending.LATE is table.watch.new.ending
@@ -388,7 +408,7 @@ async def test_a_shadow_that_hangs_is_given_up(shadow: tuple[Table, Shadow]) -> 
 async def test_a_shadow_that_nobody_listens_for_has_failed() -> None:
     """The way to it may be missing."""
     table = Table("/nowhere/at/all")
-    table.stages.follow({"full": stage()})
+    table.follow({"full": stage()})
     table.stages.heard(SHADOWED, OLD, question())
     await over(table)
     await table.stages.close()
@@ -437,7 +457,7 @@ async def test_a_stage_that_is_over_asks_nobody(shadow: tuple[Table, Shadow]) ->
     """The file changed while the client was being answered."""
     table, server = shadow
     for changed in ({}, {"full": stage(Step.CANARY)}):
-        table.stages.follow(changed)
+        table.follow(changed)
         table.stages.heard(SHADOWED, OLD, question())
     assert (0, ["over", "over"]) == (table.stages.under_way, table.watch.skips)
     assert [] == server.received
