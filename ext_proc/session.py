@@ -121,6 +121,9 @@ class Observer(Protocol):
     def in_flight(self) -> int:
         """How many entries are open."""
 
+    awaited: int
+    """How many of them are of requests whose body has not come."""
+
     def begin(self, profile: str, traceparent: str | None) -> Record:
         """Open an entry; `traceparent` is the W3C header of the proxy's span, if there is one."""
 
@@ -163,11 +166,15 @@ class Gateway:
     most_body_bytes: int = 64 * 1024 * 1024
     """A longer body is refused where we have to hold it."""
     most_exchanges: int = 750
-    """What comes while so many are open is refused: they may end sooner elsewhere."""
+    """What comes while so many are open is refused: they may end sooner elsewhere. Requests whose
+    body the proxy still waits for do not count, but are bounded as well: `AWAITED_FOR_EACH`."""
 
 
 MOST_TOKEN_GAPS: Final = 4096
 CROWDED: Final = "too many requests are being served here at once; try again"
+AWAITED_FOR_EACH: Final = 4
+"""So many heads may wait for their bodies as exchanges may be open, times this: a head costs
+little, but it costs a client nothing either."""
 CROWDED_RETRY_S: Final = 1  # the proxy before this one may try another instance at once
 _MAY_READ: Final = Need.REPLY | Need.HEAD
 
@@ -176,6 +183,7 @@ class Session:
     """The state of one stream. `receive` for every message, `leave` when the stream is over."""
 
     __slots__ = (
+        "_awaits",
         "_dialect",
         "_duplex",
         "_ended",
@@ -222,6 +230,8 @@ class Session:
         self._profile: Profile | None = None
         self._traceparent = traceparent
         self._phase = Phase.IDLE
+        self._awaits = False
+        """It counts among those whose body has not come."""
         self._ended = False
         self._outcome = Outcome.GONE
         """What the exchange ends as if its stream is over before we say so."""
@@ -309,10 +319,9 @@ class Session:
         self._record = self._gateway.observer.begin(
             name, self._traceparent or headers.get("traceparent")
         )
-        if self._gateway.observer.in_flight > self._gateway.most_exchanges:
-            self._facts.notes = {"refused": "crowded"}
-            retry = {"retry-after": str(CROWDED_RETRY_S)}
-            await self._refuse(503, CROWDED, "forebay_crowded", retry)
+        books, most = self._gateway.observer, self._gateway.most_exchanges
+        if books.in_flight - books.awaited > most or books.awaited >= most * AWAITED_FOR_EACH:
+            await self._refuse_crowded()
             return
         profile = self._gateway.profiles.get(name)
         if profile is None:
@@ -331,6 +340,10 @@ class Session:
         else:
             self._head = head
             self._dialect = dialect
+            # A body that comes in full duplex is here before it is whole: it counts from its head.
+            if event.route is None or event.route.request is not Sent.FULL_DUPLEX:
+                self._awaits = True
+                books.awaited += 1
             await self._peer.send(Pass(event.message))
 
     async def _on_request_body(self, event: Body) -> None:
@@ -339,6 +352,13 @@ class Session:
             # A body before trailers does not say that it is the last, and may come twice as well.
             await self._peer.send(Pass(event.message))
             return
+        if self._awaits:
+            self._awaits = False
+            books = self._gateway.observer
+            books.awaited -= 1
+            if books.in_flight - books.awaited > self._gateway.most_exchanges:
+                await self._refuse_crowded()
+                return
         if has_too_many_values(event.data):
             await self._let_pass(event, "too many values")
             return
@@ -502,6 +522,12 @@ class Session:
             self._facts.status = status
         respond = Respond(status, {"content-type": kind, **(headers or {})}, body, details)
         await self._send_last(respond, Outcome.REFUSED)
+
+    async def _refuse_crowded(self) -> None:
+        assert self._facts is not None  # only what is in the books is counted
+        self._facts.notes = {"refused": "crowded"}
+        retry = {"retry-after": str(CROWDED_RETRY_S)}
+        await self._refuse(503, CROWDED, "forebay_crowded", retry)
 
     async def refuse_body(self) -> None:
         """Answer that the request's body is longer than may be held."""
@@ -729,6 +755,9 @@ class Session:
             if facts.broken in UPSTREAMS and self._exchange is not None:
                 self._exchange.broke_off = True
         self._ended = True
+        if self._awaits:
+            self._awaits = False
+            self._gateway.observer.awaited -= 1
         if self._outflow is not None:
             self._outflow.close()
         try:

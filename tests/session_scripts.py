@@ -123,6 +123,7 @@ class Books:
     transcript: Transcript
     begun: list[tuple[str, str | None]] = field(default_factory=list)
     ended: list[Facts] = field(default_factory=list)
+    awaited: int = 0
 
     @property
     def in_flight(self) -> int:

@@ -82,6 +82,7 @@ class Telemetry:
         self.clock: Final = clock
         self.spans: Spans | None = None
         self.in_flight = 0
+        self.awaited = 0
         self._lines: Final = lines
         self._later: Final = later
         self._waiting: list[Ended] = []
@@ -99,6 +100,9 @@ class Telemetry:
         for reason in STREAM_FAILURES:
             metrics.stream_failures[(reason,)].inc(0)
         metrics.read("in_flight", "Exchanges that are open", lambda: self.in_flight)
+        metrics.read(
+            "awaited", "Open exchanges whose request's body has not come", lambda: self.awaited
+        )
         metrics.read("log_lines_lost", "Log lines that nobody took", lambda: lines.lost)
 
     @classmethod

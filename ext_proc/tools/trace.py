@@ -192,6 +192,7 @@ class _Books:
     """An observer, and its only record."""
 
     in_flight = 0
+    awaited = 0
 
     def __init__(self, kept: Trace) -> None:
         self._kept: Final = kept

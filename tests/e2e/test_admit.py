@@ -213,6 +213,54 @@ async def test_an_instance_takes_only_so_many_at_once(
         assert 200 == (await call(short(3))).status
 
 
+async def test_who_sends_only_heads_keeps_nobody_out(
+    gateways: Gateways, http: aiohttp.ClientSession, upstream: Upstream, transport: Edit
+) -> None:
+    """More of them than there are places; and Envoy ends them if no body comes in time."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        transport(tree)
+        tree["node"]["metadata"]["forebay"]["server"]["most_exchanges"] = 2
+        for manager in managers(tree):
+            manager["request_timeout"] = request_timeout
+
+    asked = short(0)
+    head = (
+        f"POST /p/faq{asked.path} HTTP/1.1\r\nhost: gateway\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(asked.body)}\r\n\r\n"
+    ).encode()
+    request_timeout = "300s"
+    with gateways.open(upstream=upstream, edit=edit) as gateway:
+        waiting = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(7)]
+        for _, writer in waiting:
+            writer.write(head)
+        await asyncio.to_thread(
+            until, "seven heads", lambda: 7 == gateway.metrics()["forebay_awaited"]
+        )
+        call = Caller(http, gateway.url)
+        assert [200] * 5 == [(await call(short(number), "faq")).status for number in range(5)]
+        for _, writer in waiting:
+            writer.close()
+            await writer.wait_closed()
+        gateway.settle()
+        assert 0 == gateway.metrics()["forebay_awaited"]
+    request_timeout = "0.2s"
+    with gateways.open(upstream=upstream, edit=edit) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head + asked.body[:20])
+        assert b"408" == (await reader.readuntil(b"\r\n")).split()[1]
+        writer.close()
+        gateway.settle()
+        assert 0 == gateway.metrics()["forebay_awaited"]
+
+
+def managers(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings of what takes clients' connections."""
+    listeners = tree["static_resources"]["listeners"]
+    (ingress,) = (one for one in listeners if one["name"] == "ingress")
+    return [chain["filters"][0]["typed_config"] for chain in ingress["filter_chains"]]
+
+
 async def test_a_changed_file_gives_those_who_wait_more_slots(
     gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream
 ) -> None:

@@ -45,6 +45,7 @@ class OneStream:
 
 class NoBooks:
     in_flight = 0
+    awaited = 0
 
     def begin(self, profile: str, traceparent: str | None) -> NoBooks:
         return self

@@ -22,6 +22,8 @@ from ext_proc.codec import (
     Mode,
     Pass,
     Respond,
+    Route,
+    Sent,
     Trailers,
 )
 from ext_proc.conversation import Message
@@ -269,6 +271,58 @@ def test_what_comes_while_too_many_are_open_is_refused_by_its_head(name: str) ->
     drive(first.leave())
     made.open("hold")
     assert [Pass, Forward] == [type(command) for command in made.receive(*request())]
+
+
+def test_heads_without_bodies_take_no_places() -> None:
+    """A place is taken with the body; who finds none then is refused as others are by their head.
+
+    Were they to count, clients that send nothing more would keep all others out.
+    """
+    made = Stage({"hold": PROFILES["hold"]}, most_exchanges=2)
+    head, body = request()
+    waiting = [made.open("hold") for _ in range(5)]
+    for session in waiting:
+        drive(session.receive(head))
+    assert (5, 5) == (made.books.in_flight, made.books.awaited)
+    for session in waiting[:3]:
+        drive(session.receive(body))
+    assert [Outcome.REFUSED] == outcomes(made)
+    assert {"refused": "crowded"} == made.books.ended[0].notes
+    assert (4, 2) == (made.books.in_flight, made.books.awaited)
+    made.open("hold")
+    assert [Respond] == [type(command) for command in made.receive(head)]
+    for session in waiting:
+        drive(session.leave())
+    assert (0, 0) == (made.books.in_flight, made.books.awaited)
+
+
+def test_heads_without_bodies_are_bounded_as_well() -> None:
+    """Four times as many as exchanges may be open; one that leaves makes room."""
+    made = Stage({"hold": PROFILES["hold"]}, most_exchanges=2)
+    head, body = request()
+    waiting = [made.open("hold") for _ in range(8)]
+    for session in waiting:
+        drive(session.receive(head))
+    made.open("hold")
+    (refused,) = made.receive(head)
+    assert isinstance(refused, Respond)
+    assert 503 == refused.status
+    drive(waiting[0].leave())
+    made.open("hold")
+    assert [Pass, Forward] == [type(command) for command in made.receive(head, body)]
+
+
+def test_a_body_in_full_duplex_takes_a_place_with_its_head() -> None:
+    """What came of it is held here."""
+    made = Stage({"hold": PROFILES["hold"]}, most_exchanges=1)
+    route = Route(Sent.FULL_DUPLEX, Sent.FULL_DUPLEX, duplex=True)
+    (head, _) = request()
+    assert isinstance(head, Headers)
+    head = Headers(head.message, head.headers, last=False, route=route)
+    made.open("hold")
+    made.receive(head)
+    made.open("hold")
+    assert [Respond] == [type(command) for command in made.receive(head)]
 
 
 # --- Bodies --------------------------------------------------------------------------------------
