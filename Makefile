@@ -115,8 +115,8 @@ proto-check: $(VENV)/.dev ## ext_proc/_pb is what proto/ generates
 		{ echo "ext_proc/_pb/$$file is not what proto/ generates: make proto"; exit 1; }; \
 	done; echo "ext_proc/_pb is what proto/ generates"
 
-yaml-check: $(VENV)/.dev ## The shipped Envoy YAML, by Envoy and by forebay check
-	@$(BIN)/forebay check envoy/forebay.yaml
+yaml-check: $(VENV)/.dev ## The shipped Envoy YAML and the examples, by Envoy and by forebay check
+	@for file in envoy/forebay.yaml envoy/examples/*.yaml; do $(BIN)/forebay check $$file || exit 1; done
 
 k8s-check: $(VENV)/.dev ## Render k8s/ and hold it against the Kubernetes schemas
 	@$(BIN)/python k8s/check.py

@@ -870,3 +870,32 @@ async def test_the_example_calls_a_provider_that_proves_its_name(
     assert {"api.openai.com"} == set(asked)
     if status == 200:
         assert "api.openai.com" == reply.json()["headers"]["host"]
+
+
+# --- The smaller files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["replicas", "stages", "upstream-openai"])
+async def test_an_example_gives_its_own_errors_the_clients_shape(tmp_path: Path, name: str) -> None:
+    """No server is there, or the path leads nowhere; a line is logged of each."""
+    config = _config(FOLDER / "examples" / f"{name}.yaml", {}, tmp_path / "forebay.sock")
+    lines = tmp_path / "lines"
+    log = _manager(config)["access_log"][0]["typed_config"]
+    log["@type"] = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog"
+    log["path"] = str(lines)
+    envoy = Envoy(config, tmp_path)
+    asked = ["/v1/chat/completions?key=secret", "/nowhere"]
+    types = ["server_error", "invalid_request_error"]
+    if name != "upstream-openai":
+        asked, types = ["/v1/messages", *asked], ["overloaded_error", *types]
+    try:
+        async with httpx.AsyncClient(base_url=await envoy.ready()) as client:
+            replies = [await client.post(path, content=b"{}") for path in asked]
+    finally:
+        envoy.stop()
+    assert [503] * (len(asked) - 1) + [404] == [reply.status_code for reply in replies]
+    errors = [reply.json()["error"] for reply in replies]
+    assert types == [error["type"] for error in errors]
+    assert "no model server can take the request" == errors[0]["message"]
+    logged = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [path.partition("?")[0] for path in asked] == [line["path"] for line in logged]
