@@ -26,7 +26,7 @@ from rich.text import Text
 
 from ext_proc.cli import complain
 from ext_proc.config import Transport
-from ext_proc.tools import bench_facts, bench_queues, bench_routing
+from ext_proc.tools import bench_facts, bench_pacing, bench_queues, bench_routing
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
 from ext_proc.tools.envoy_counters import counted
@@ -129,6 +129,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench_queues.add_arguments(queues)
     queues.set_defaults(run=bench_queues.run, refuse=queues.error)
+    pacing = others.add_parser(
+        "pacing",
+        help="show how steadily hundreds of paced streams flow, and what that costs",
+        description="Show how steadily hundreds of paced streams flow, and what that costs.",
+        epilog="example:\n  forebay bench pacing --streams 200",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench_pacing.add_arguments(pacing)
+    pacing.set_defaults(run=bench_pacing.run, refuse=pacing.error)
 
 
 def _names(text: str) -> list[str]:

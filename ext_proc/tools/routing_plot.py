@@ -47,7 +47,9 @@ def waits(results: Mapping[str, Result]) -> str:
     return tails(lines, "share of requests that waited longer")
 
 
-def tails(lines: Mapping[str, Sequence[float]], what: str) -> str:
+def tails(
+    lines: Mapping[str, Sequence[float]], what: str, axis: str = "time to the first token"
+) -> str:
     """Return an SVG: what share of each line's seconds, which ascend, are more than so many.
 
     Both axes are logarithmic: of a tenth, a hundredth, a thousandth of the requests one sees as
@@ -71,7 +73,7 @@ def tails(lines: Mapping[str, Sequence[float]], what: str) -> str:
     parts = [
         head(WIDE, HIGH),
         text(LEFT, TOP - 10, what, kind="title"),
-        text(WIDE - RIGHT, HIGH - 4, "time to the first token", "end"),
+        text(WIDE - RIGHT, HIGH - 4, axis, "end"),
     ]
     for decade in _decades(least, most):
         x = across(decade)

@@ -1,1 +1,0 @@
-"""Measurements made by hand: no test, and nothing that CI runs."""
