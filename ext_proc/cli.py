@@ -61,7 +61,7 @@ COMMANDS: Final = {
     ),
     "report": Command(
         "report",
-        "say how a pool does that is on its way in",
+        "compare a new pool with the one that it is to replace",
         "forebay report stages\n  forebay report stages --slower 0.2 --errors 0.01 --json",
     ),
     "bench": Command(

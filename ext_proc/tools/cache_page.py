@@ -141,7 +141,7 @@ def _process_lines(figures: dict[str, Any]) -> list[tuple[str, Text]]:
             said = ", ".join(f"{reason} {number:,}" for reason, number in counts.items())
             lines.append((name, Text(said)))
     for name, times in figures["latency"].items():
-        said = f"{times['p50_ms']:.2f} ms half of them, {times['p99_ms']:.2f} ms 99 of 100"
+        said = f"median {times['p50_ms']:.2f} ms, P99 {times['p99_ms']:.2f} ms"
         lines.append((name, Text(f"{said} ({times['count']:,})")))
     if breaker := figures["breaker"]:
         lines.append(("breaker", Text(breaker, _BREAKER[breaker])))

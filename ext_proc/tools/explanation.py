@@ -100,6 +100,15 @@ class Explanation:
         return str(exchange.notes.get("route.alternatives", "")) if exchange else ""
 
     @property
+    def client_headers(self) -> Mapping[str, str]:
+        """What the client reads of it beside what its model server, or the answer, says."""
+        exchange = self.trace.exchange
+        if exchange is None:
+            return {}
+        told = {**exchange.client_headers, "x-forebay-profile": exchange.profile}
+        return told if self.trace.respond else {**told, "x-forebay-pool": self.pool.name}
+
+    @property
     def task(self) -> Task | None:
         """What it asks for, if a filter looked."""
         return self.trace.exchange.task if self.trace.exchange else None
@@ -149,7 +158,7 @@ def as_data(it: Explanation) -> dict[str, Any]:
         },
         "headers": {
             "upstream": dict(exchange.upstream_headers) if exchange else {},
-            "client": dict(exchange.client_headers) if exchange else {},
+            "client": dict(it.client_headers),
         },
         "filters": [_step_data(it, step) for step in steps],
         "not_asked": [{"cluster": cluster, "model": model} for cluster, model in it.trace.asked],

@@ -264,7 +264,7 @@ def _facts(it: Explanation) -> Iterator[tuple[str, Text]]:
         yield "passed", Text(f"as it came: {why}", "yellow")
     elif trace.exchange is not None and trace.respond is None:
         yield "upstream", _headers(trace.exchange.upstream_headers)
-        yield "client", _headers(trace.exchange.client_headers)
+        yield "client", _headers(it.client_headers)
     for cluster, model in dict.fromkeys(trace.asked):
         yield "not asked", Text(f"{model} of cluster {cluster} (--ask asks it)", "yellow")
     if trace.steps:

@@ -27,7 +27,9 @@ WORSE: Final = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the reports and what each takes."""
     reports = parser.add_subparsers(dest="report", metavar="REPORT", required=True)
-    stages = reports.add_parser("stages", help="how pools on their way in do")
+    stages = reports.add_parser(
+        "stages", help="compare a shadow or canary with the pool it is to replace"
+    )
     add = stages.add_argument
     add("--config", metavar="FILE", help="Envoy's YAML with the forebay block (as `up` finds it)")
     add(

@@ -73,14 +73,12 @@ def lines(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
     said: list[tuple[str, str]] = []
     pairs = trial["pairs"]
     if pairs and (alike := pairs["likeness"]):
-        text = f"{alike['mean']:.2f} on average, one in ten under {alike['p10']:.2f}"
+        text = f"mean {alike['mean']:.2f}, P10 {alike['p10']:.2f}"
         said.append(("alike", f"{text} ({alike['count']:,} pairs)"))
     if pairs and (ratio := pairs["time_ratio"]):
-        said.append(("time", f"x {ratio['p50']:.2f} half of them, x {ratio['p95']:.2f} 95 of 100"))
+        said.append(("time", f"median x {ratio['p50']:.2f}, P95 x {ratio['p95']:.2f}"))
     if pairs and (ratio := pairs["length_ratio"]):
-        said.append(
-            ("length", f"x {ratio['p50']:.2f} half of them, x {ratio['mean']:.2f} on average")
-        )
+        said.append(("length", f"median x {ratio['p50']:.2f}, mean x {ratio['mean']:.2f}"))
     if pairs and pairs["same_finish"] is not None:
         said.append(("same finish", f"{pairs['same_finish']:.1%} of {pairs['compared']:,}"))
     for side in _SIDES:

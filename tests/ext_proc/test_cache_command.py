@@ -360,7 +360,7 @@ async def test_figures_are_those_of_the_process(
     async with serving(None, telemetry.registry) as address:
         assert 0 == await run("stats", "--config", written(tmp_path), "--admin", address)
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("redis get      0.38 ms half of them") for line in lines)
+    assert any(line.startswith("redis get      median 0.38 ms, P99 ") for line in lines)
     assert "breaker        open" in lines
     assert any(line.startswith("faq ") for line in lines)
 

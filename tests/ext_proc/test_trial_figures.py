@@ -174,7 +174,7 @@ def test_the_table_names_both_pools(capsys: pytest.CaptureFixture[str]) -> None:
         books.pair(1.0, 1.12)
     trial_page.show([books.trial])
     shown = capsys.readouterr().out
-    for part in ("shadow: coming for full", "0.1 of the requests", "0.71 on average", "alike"):
+    for part in ("shadow: coming for full", "0.1 of the requests", "mean 0.71", "alike"):
         assert part in shown
     trial_page.show([])
     assert "no pool is on its way in" in capsys.readouterr().out
