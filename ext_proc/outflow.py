@@ -199,10 +199,11 @@ class Outflow:
                 self._again_ns = min(2 * self._again_ns, MOST_AGAIN_NS)
                 return
             deltas = run.due(self._exchange, now_ns)
-            late = not self._cut and now_ns >= self._spoke_ns + PATIENCE_NS
             next_ns = run.wake_ns()
-            over = self._is_over(deltas, next_ns)
-            over = over or (late and self._last is not None and not self._chunks)
+            late = not self._cut and now_ns >= self._spoke_ns + PATIENCE_NS
+            over = self._last is not None and (
+                self._is_over(deltas, next_ns) or (late and not self._chunks)
+            )
             if over:
                 self._over()
             for command in self._commands(deltas, over=over, late=late):
@@ -210,7 +211,8 @@ class Outflow:
             if over:
                 peer.close()
                 return
-            next_ns = self._wake_ns(next_ns)
+            if not self._cut:
+                next_ns = self._wake_ns(next_ns)
             if next_ns is None or next_ns > now_ns:
                 break
         self._again_ns = AGAIN_NS

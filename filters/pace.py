@@ -28,6 +28,8 @@ LONGEST_GAP: Final = Duration("200ms")
 MOST_CUT_CHARS: Final = 65_536
 """Of an event's text; to cut more takes too long while nobody else is served. It goes whole."""
 WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
+PLAIN_CHARS: Final = 128  # a piece of ASCII of that length needs no better estimate than its length
+TOKEN_CHARS: Final = 5  # of English
 IDLE_GPU: Final = 0.5
 NEAR_MS: Final = 30.0
 HELD_MS: Final = "pace.held_ms"
@@ -149,6 +151,8 @@ class PaceFilter(Filter[PaceConfig]):
     def _tokens(self, text: str) -> int:
         if len(text) <= WORD_CHARS:
             return 1 if text else 0
+        if len(text) <= PLAIN_CHARS and text.isascii():
+            return len(text) // TOKEN_CHARS
         return max(1, self.ports.tokens.estimate(text))
 
     def _cut(

@@ -74,7 +74,8 @@ class Pacer:
 
     def set_rate(self, rate: float) -> None:
         """Let tokens flow at so many a second from here on."""
-        self._set_period(1e9 / rate)
+        if (period_ns := 1e9 / rate) != self._period_ns:
+            self._set_period(period_ns)
 
     def _set_period(self, period_ns: float) -> None:
         self._period_ns = period_ns
@@ -146,10 +147,10 @@ class Pacer:
     def _take(self, at_ns: int) -> list[Delta]:
         """Take what is due until the next frame would be."""
         queue, period_ns, room = self._queue, self._period_ns, self._pace.most
-        tat_ns = max(self._tat_ns, float(at_ns))
+        tat_ns = self._tat_ns if self._tat_ns > at_ns else float(at_ns)
         until_ns = at_ns + self._gap_ns - period_ns + ROUNDING_NS
         popped: list[Delta] = []
-        taken = 0
+        taken = size = 0
         while queue:
             delta, tokens = queue[0]
             if tokens:
@@ -159,10 +160,13 @@ class Pacer:
                     break
                 taken += tokens
                 tat_ns += tokens * period_ns
+            size += len(delta.raw)
             popped.append(delta)
             queue.popleft()
         self._tat_ns = tat_ns
-        return self._popped(at_ns, popped, taken)
+        if popped:
+            self._popped(at_ns, taken, size)
+        return popped
 
     def _frame(self, at_ns: int, most: int) -> list[Delta]:
         """Take tokens up to `most`, at least one piece, whether they are due or not."""
@@ -186,16 +190,18 @@ class Pacer:
 
     def _pop(self, at_ns: int, count: int) -> list[Delta]:
         items = [self._queue.popleft() for _ in range(count)]
-        return self._popped(at_ns, [delta for delta, _ in items], sum([item[1] for item in items]))
-
-    def _popped(self, at_ns: int, popped: list[Delta], tokens: int) -> list[Delta]:
+        popped = [delta for delta, _ in items]
         if popped:
-            self.held_bytes -= sum([len(delta.raw) for delta in popped])
-            self.held_tokens -= tokens
-            self._frame_ns = at_ns
-            if not self._queue:
-                self.held_ns += max(0, at_ns - self._waits_since_ns)
+            size = sum([len(delta.raw) for delta in popped])
+            self._popped(at_ns, sum([item[1] for item in items]), size)
         return popped
+
+    def _popped(self, at_ns: int, tokens: int, size: int) -> None:
+        self.held_bytes -= size
+        self.held_tokens -= tokens
+        self._frame_ns = at_ns
+        if not self._queue and at_ns > self._waits_since_ns:
+            self.held_ns += at_ns - self._waits_since_ns
 
 
 def cut(text: str, tokens: int, most: int) -> list[str]:

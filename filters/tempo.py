@@ -16,6 +16,8 @@ AHEAD: Final = 1.1
 SMOOTH_NS: Final = 1_000_000_000.0
 """A change of the rate is nearly done by then."""
 SLOWEST: Final = 1.0
+ALIKE: Final = 0.01
+"""A rate so near to what is wanted is that: then it stays, and nobody computes with it anew."""
 
 
 class Tempo:
@@ -61,6 +63,7 @@ class Tempo:
             wanted = min(most, max(upstream * AHEAD, float(waiting), SLOWEST))
         if self._changed_ns is not None:
             share = min(1.0, (now_ns - self._changed_ns) / SMOOTH_NS)
-            self.rate += (wanted - self.rate) * share
+            missing = wanted - self.rate
+            self.rate = wanted if abs(missing) < ALIKE else self.rate + missing * share
         self._changed_ns = now_ns
         return self.rate

@@ -13,6 +13,7 @@ from filters.api import Delta, Exchange, Filter, Need, Outcome, Ports
 from filters.document import parse
 from filters.framing import Event
 from filters.pace import LATE_MS, MOST_CUT_CHARS, RTT_HEADER, PaceConfig, PaceFilter
+from filters.pacing import Pacer
 from filters.pipeline import Pipeline, Run
 from tests.exchanges import CHATS, answer, ask, reply_head
 from tests.fakes import FakeClock, FakeReplicas, drive, fake_ports
@@ -188,6 +189,30 @@ def test_a_filter_that_breaks_lets_go_of_what_waits(monkeypatch: pytest.MonkeyPa
     assert None is flow.run.wake_ns()
     assert "".join(f" word{number}" for number in range(200)) == flow.reread(out)
     assert "RuntimeError" == flow.exchange.notes["pace.failed"]
+
+
+def test_one_that_breaks_when_a_frame_is_due_lets_go_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once, and what comes after it does not wait."""
+    flow = Flow()
+    events = flow.events("".join(f" word{number}" for number in range(200)))
+    out = [delta for event in events[:20] for delta in flow.feed(event)]
+    monkeypatch.setattr(Pacer, "due", None)
+    (frame,) = flow.later(0.1)
+    out += frame
+    assert None is flow.run.wake_ns()
+    out += [delta for event in events[20:] for delta in flow.feed(event)]
+    assert "".join(f" word{number}" for number in range(200)) == flow.reread(out)
+    assert "TypeError" == flow.exchange.notes["pace.failed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("", 0), (" 8 chars", 1), (" nine char", 2), ("x" * 128, 25)]
+)
+def test_short_texts_are_counted_by_their_length(text: str, tokens: int) -> None:
+    """A token is a word or a part of one; longer texts are estimated with care."""
+    assert tokens == PaceFilter(CUT, PaceFilter.prepare(CUT), Flow().ports)._tokens(text)
 
 
 @pytest.mark.parametrize(
