@@ -17,7 +17,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup tokens dev run check lint format types rings proto proto-check yaml-check k8s-check \
-	test test-unit test-contract test-protocol test-e2e test-grpc test-browser test-wheel fuzz bench bench-peers bench-routers soak train jaeger docs pins clean
+	test test-unit test-contract test-protocol test-e2e test-grpc test-browser test-wheel fuzz fuzz-streams bench bench-peers bench-routers soak train jaeger docs pins clean
 
 help: ## List the targets
 	@if [ -t 1 ]; then name='\033[36m'; plain='\033[0m'; fi; \
@@ -148,6 +148,9 @@ test-browser: $(VENV)/.dev ## A page in Debian's Chromium, streaming through the
 fuzz: $(VENV)/.dev ## Feed the native transport any bytes for a minute (ARGS="-max_total_time=600")
 	@$(PIP) install -c .ci/constraints.txt -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz.native_http2 -max_total_time=60 -print_final_stats=1 $(ARGS)
+
+fuzz-streams: $(VENV)/.dev ## Pace ten thousand streams of any providers, cut at any byte (ARGS="--hypothesis-seed=1")
+	@$(PYTEST) -n $(WORKERS) --hypothesis-profile=fuzz tests/ext_proc/test_any_stream.py $(ARGS)
 
 test-wheel: $(VENV)/.dev ## Every test against the built wheel, in an environment of its own
 	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/test-wheel $(VENV) $(ARGS)

@@ -26,6 +26,14 @@ settings.register_profile(
     # In CI a change fails for what it changed; chance finds more on the machines of people.
     derandomize=bool(os.environ.get("CI")),
 )
+# `make fuzz-streams`: by chance in CI as well, so that each run finds what the last one did not.
+settings.register_profile(
+    "fuzz",
+    settings.get_profile("forebay"),
+    max_examples=1_700,  # of each of the six kinds of streams: ten thousand in all
+    derandomize=False,
+    database=None,
+)
 settings.load_profile("forebay")
 
 
