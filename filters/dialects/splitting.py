@@ -21,7 +21,6 @@ _LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
 _MARK: Final = b"\0"  # in no JSON
 _HERE: Final = msgspec.Raw(_MARK)
-_LAST: Final = 2
 MOST_ROUND_BYTES: Final = 1024 * 1024
 """What may stand round the texts of all pieces of one event: each repeats its ids. An event with
 more of that goes whole."""
@@ -70,7 +69,7 @@ class Split:
             return None
         if "".join(parts) != whole or len(parts) < 2:
             return None
-        starts, middles, ends = (self._around(levels, at) for at in (0, 1, _LAST))
+        starts, middles, ends = self._around(levels)
         if len(parts) * len(b"".join((before, *middles, behind))) > MOST_ROUND_BYTES:
             return None
         said = [encode(part) for part in parts]
@@ -80,21 +79,31 @@ class Split:
             b"%b%b%b%b%b" % (before, ends[0], said[-1], ends[1], behind),
         ]
 
-    def _around(self, levels: Sequence[_Level], at: int) -> tuple[bytes, bytes]:
-        """Return what stands round the text in the first piece (0), those between, the last (2)."""
-        inner: Json = _HERE
+    def _around(self, levels: Sequence[_Level]) -> list[list[bytes]]:
+        """Return what stands before and behind the text in the first piece, the last, and others.
+
+        The others' is second.
+        """
+        first: Json = _HERE
+        middle: Json = _HERE
+        last: Json = _HERE
         for level, step in zip(reversed(levels), reversed(self.text), strict=True):
             if isinstance(level, list):
-                inner = [inner]
+                first, middle, last = [first], [middle], [last]
                 continue
-            kept: dict[str, Json] = {}
+            firsts: dict[str, Json] = {}
+            middles: dict[str, Json] = {}
+            lasts: dict[str, Json] = {}
             for name, value in level.items():
                 if name == step:
-                    kept[name] = inner
-                elif name in self.every or at == (0 if name in self.first else _LAST):
-                    kept[name] = value
-                elif at != _LAST and name in self.instead:
-                    kept[name] = self.instead[name]
-            inner = kept
-        before, _, behind = encode(inner).partition(_MARK)
-        return before, behind
+                    firsts[name], middles[name], lasts[name] = first, middle, last
+                elif name in self.every:
+                    firsts[name] = middles[name] = lasts[name] = value
+                elif name in self.first:
+                    firsts[name] = value
+                else:
+                    lasts[name] = value
+                    if name in self.instead:
+                        firsts[name] = middles[name] = self.instead[name]
+            first, middle, last = firsts, middles, lasts
+        return [encode(one).split(_MARK) for one in (first, middle, last)]
