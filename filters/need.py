@@ -1,7 +1,7 @@
 """Reckon how much of a pool work of one kind needs, from how much it held of late.
 
-What comes by chance needs more than it holds on average, or it waits: the mean and twice its root
-are enough for 98 of 100 moments (Poisson's law), so that the 95th of 100 waits no longer for it.
+What comes by chance needs more than it holds on average, or it waits: about the root of that more
+(the square-root rule of queueing theory). Twice the root hardly helps, half of it is felt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ LONG_S: Final = 30.0
 """About as long as a long prompt is read: what was needed in that time will be needed again."""
 SHORT_S: Final = 5.0
 """A rise is seen so fast; a fall counts only after `LONG_S`."""
-DEVIATIONS: Final = 2.0
 
 
 class Need:
@@ -44,4 +43,4 @@ class Need:
 
 
 def _least(held: int, mean: float) -> int:
-    return max(1, held, math.ceil(mean + DEVIATIONS * math.sqrt(mean)))
+    return max(1, held, math.ceil(mean + math.sqrt(mean)))

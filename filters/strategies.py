@@ -17,6 +17,12 @@ ENOUGH: Final = 0.80
 OVERWORKED: Final = 1.15
 """A replica that works so many times what all do on the average does too much."""
 
+BALANCE: Final = 5.0
+MOST_BALANCE: Final = 25.0
+"""What a prompt gives up for balance is no more than so many times its prefill, and so many behind
+a replica that does too much: where it goes matters for that being spared when it comes back, and a
+short one would wait behind others beside a replica that rests after a long one."""
+
 
 class Strategy(Protocol):
     """Weighs the replicas of a pool for one prompt; the least weight is picked."""
@@ -51,7 +57,10 @@ class Expected:
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
     ) -> list[float]:
         """See `Strategy`. What others wait for is taken to be as what waits here."""
-        cost, weight, balance_s = self._cost, self.own_weight, self.balance_s
+        cost, weight = self._cost, self.own_weight
+        whole_s = cost.seconds(0, ask.tokens)
+        balance_s = min(self.balance_s, BALANCE * whole_s)
+        overworked_s = min(self.overworked_s, MOST_BALANCE * whole_s)
         seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
         share, another_s = cost.decode_s, ask.another_s
         worked = [replica.worked(now_s) if replica.worked_s else 0.0 for replica in replicas]
@@ -68,7 +77,7 @@ class Expected:
             else:
                 weight_s += share * len(replica.picks)
             if work > most:
-                weight_s += self.overworked_s * (work - most)
+                weight_s += overworked_s * (work - most)
             weights.append(weight_s)
         if ask.hope:
             place = ask.place

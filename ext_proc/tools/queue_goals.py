@@ -98,11 +98,11 @@ def _of_short(played: PlayedBy) -> Iterator[Goal]:
 
 def _of_long(played: PlayedBy) -> Iterator[Goal]:
     roomy = played.get((ROOMY, True))
-    if roomy is not None:
+    if roomy is not None and (long := roomy.streams.get(LONG.name)) is not None:
         yield Goal(
             ROOMY,
             "share of long ones sent away",
-            roomy.streams[LONG.name].shed_share,
+            long.shed_share,
             MOST_REFUSED,
             beside=f"{60 * roomy.bulk_rate:.1f} a minute were read",
         )

@@ -15,7 +15,15 @@ from ext_proc import cli
 from ext_proc.tools import queue_plot
 from ext_proc.tools.bench_queues import CASES
 from ext_proc.tools.queue_goals import Goal, goals
-from ext_proc.tools.queue_loads import CROWDED, FLOODED, LONG_ALONE, MIXED, SHORT_ALONE
+from ext_proc.tools.queue_loads import (
+    CALM,
+    CROWDED,
+    FLOODED,
+    LONG_ALONE,
+    MIXED,
+    ROOMY,
+    SHORT_ALONE,
+)
 from ext_proc.tools.queue_run import Group, Played
 from filters.queue_order import Lane, Priority
 
@@ -25,6 +33,7 @@ SHORT_WITHOUT = "TTFT P95 of short ones, of theirs alone, without queues"
 FAIR = "long ones read, of their fair share"
 TURNLESS = "longest without a turn while some of a class waited, bulk"
 OTHERS = "TTFT P95 of the other tenants, of that without queues"
+REFUSED = "share of long ones sent away"
 LOST = "share of the other tenants sent away"
 
 
@@ -62,6 +71,15 @@ def test_long_ones_have_their_share_of_what_the_pool_can_read(rate: float, met: 
     assert met is held(alone, played(MIXED, bulk_rate=rate))[FAIR].met
 
 
+@pytest.mark.parametrize(("shed", "met"), [(10, True), (11, False)])
+def test_long_ones_that_fit_in_are_served(shed: int, met: bool) -> None:
+    """Three of four at least, and short ones wait hardly longer for it."""
+    served = Group(40, [1.0] * 40, [0.0] * 40, {})
+    long = Group(40, [1.0] * (40 - shed), [0.0] * (40 - shed), {"late": shed})
+    found = held(played(CALM), played(ROOMY, streams={"short": served, "long": long}))
+    assert (True, met) == (found[SHORT_BESIDE].met, found[REFUSED].met)
+
+
 @pytest.mark.parametrize(("seconds", "met"), [(300.0, True), (301.0, False)])
 def test_no_class_starves(seconds: float, met: bool) -> None:
     """The longest time counts that some of it waited and none was served."""
@@ -97,7 +115,7 @@ def test_plots_are_svg_and_every_point_lies_within() -> None:
             points = [pair.split(",") for pair in line.attrib["points"].split()]
             assert all(0 <= float(x) <= wide and 0 <= float(y) <= high for x, y in points)
         assert svg in drawn
-    assert 2 + 2 * sum(queued for _, queued in CASES) == drawn.count("<svg")
+    assert 3 + 2 * sum(queued for _, queued in CASES) == drawn.count("<svg")
 
 
 @pytest.mark.slow
@@ -108,7 +126,9 @@ def test_a_run_prints_tables_and_goals_and_keeps_every_figure(
     output = tmp_path / "figures.json"
     few = ["--replicas", "2", "--seconds", "5", "--processes", "1", "--output", str(output)]
     code = cli.main(["bench", "queues", *few])
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    said = [line.partition(":")[0] for line in progress.splitlines()]
+    assert [f"{number} of {len(CASES)}" for number in range(len(CASES))] == said
     figures = json.loads(output.read_text())
     assert int(not all(goal["met"] for goal in figures["goals"])) == code
     assert list(CASES) == [(one["load"], one["queues"]) for one in figures["loads"]]
