@@ -77,7 +77,7 @@ class ModelServer:
                 self._chatted.clear()
                 await self._chatted.wait()
 
-    async def _take(self, request: web.BaseRequest) -> web.Response:
+    async def _take(self, request: web.BaseRequest) -> web.StreamResponse:
         self.asked[request.path] += 1
         if request.path == self.metrics_path:
             await self.pages.wait()
