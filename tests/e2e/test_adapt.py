@@ -22,7 +22,7 @@ from tests.redis_server import until
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
 # More tokens than a frame may have: each lump is a frame by itself, a tenth of a second at least
-# behind the one before, and with each the rate moves a tenth of the way to where it should, or more.
+# behind the one before, and with each the rate moves a tenth of its way or more.
 LUMP: Final = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b" word" * 80)
 SOME, ENOUGH = 10, 80
 END: Final = (
@@ -64,7 +64,7 @@ async def test_the_rate_is_what_gpu_and_distance_allow(
     lumps: int,
     rate: float,
 ) -> None:
-    """Faster by and by. Envoy's word on the distance counts, not the client's, and none hears it."""
+    """Faster by and by. Envoy's word on the distance counts, not the client's."""
 
     def edit(tree: dict[str, Any]) -> None:
         transport(tree)
