@@ -35,12 +35,11 @@ def _of(seen: SeenBy, name: str, one: Seen) -> Iterator[Goal]:
         beside += f"; {percentile(even.heard.gaps_us, 0.99) / 1e3:.1f} where nobody paces"
     what = "gap between frames P99, of the target"
     yield Goal(name, what, gap_ms / (TARGET_S * 1e3), MOST_GAP, beside=beside)
-    first_ms = percentile(heard.firsts_us, 0.99) / 1e3
-    beside = f"P50 {percentile(heard.firsts_us, 0.5) / 1e3:.1f}"
-    if even is not None:
-        beside += f"; {percentile(even.heard.firsts_us, 0.99) / 1e3:.1f} where nobody reads it"
-    what = "first token P99, from upstream to client"
-    yield Goal(name, what, first_ms, MOST_FIRST_MS, unit=" ms", beside=beside)
+    first_ms, half_ms = (percentile(heard.firsts_us, share) / 1e3 for share in (0.99, 0.5))
+    unread_ms = percentile(even.heard.firsts_us, 0.99) / 1e3 if even is not None else 0.0
+    beside = f"{first_ms:.1f} ms against {unread_ms:.1f}; P50 {half_ms:.1f}"
+    what = "first token P99, beyond that of streams nobody reads"
+    yield Goal(name, what, max(0.0, first_ms - unread_ms), MOST_FIRST_MS, unit=" ms", beside=beside)
     added = added_us(seen, name)
     if added is not None:
         beside = f"{frame_us(one):.1f} in all, its events read"
