@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -120,6 +121,23 @@ async def test_who_leaves_frees_the_place(door: Door) -> None:
     assert (1, 1) == door.counts
     first.release()
     assert isinstance(await third, HeldSlot)
+
+
+async def test_who_waits_holds_no_thread_and_no_task(door: Door) -> None:
+    """But the future of its own exchange; one timer serves all."""
+    first = await door.slot()
+    threads = threading.active_count()
+    waiting = [door.come(f"tenant {number}") for number in range(150)]
+    await turn()
+    assert (1, 150) == door.counts
+    assert threads == threading.active_count()
+    assert {asyncio.current_task(), *waiting} == asyncio.all_tasks()
+    first.release()
+    for one in waiting:
+        held = await one
+        assert isinstance(held, HeldSlot)
+        held.release()
+    assert (0, 0) == door.counts
 
 
 async def test_who_leaves_in_the_moment_of_being_served_gives_the_slot_on(door: Door) -> None:

@@ -91,18 +91,20 @@ async def until_free(gateway: Gateway) -> None:
 async def test_short_requests_pass_long_ones(
     gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
 ) -> None:
-    """Long ones have a tenth of ten slots; nine short ones that came later are served at once."""
+    """Long ones have a tenth of ten slots; short ones that came later have all that come free."""
     edit = queued({"slots": 10}, also=transport)
     with gateways.open(pools=held.pools, edit=edit) as gateway:
         call = Caller(http, gateway.url)
-        quick = ask(call, [short(99)])  # without any for some time long ones would get more slots
-        await held.arrived(1)
+        quick = ask(call, [short(number) for number in range(9)])
+        await held.arrived(9)
         long = ask(call, [ask_for(CHAT, f"{LONG} Why, {number}?") for number in range(5)])
-        await held.arrived(2)
-        await until_waiting(gateway, 4, "bulk")
-        quick += ask(call, [short(number) for number in range(11)])
         await held.arrived(10)
+        await until_waiting(gateway, 4, "bulk")
+        later = ask(call, [short(number) for number in range(10, 13)])
         await until_waiting(gateway, 3)
+        for task in quick[:3]:
+            task.cancel()
+        await held.arrived(13)
         metrics = gateway.metrics()
         assert (9, 1, 4) == (
             metrics[IN_USE % "fast"],
@@ -110,8 +112,27 @@ async def test_short_requests_pass_long_ones(
             depth(metrics, "bulk"),
         )
         held.release()
-        replies = await asyncio.gather(*long, *quick)
-        assert [200] * 17 == [reply.status for reply in replies]
+        replies = await asyncio.gather(*long, *quick[3:], *later)
+        assert [200] * 14 == [reply.status for reply in replies]
+        await until_free(gateway)
+
+
+async def test_long_requests_are_lent_what_short_ones_leave(
+    gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
+) -> None:
+    """One after the other, though nothing else happens meanwhile; a short one is served at once."""
+    edit = queued({"slots": 10}, also=transport)
+    with gateways.open(pools=held.pools, edit=edit) as gateway:
+        call = Caller(http, gateway.url)
+        asking = ask(call, [short(0)])
+        await held.arrived(1)
+        asking += ask(call, [ask_for(CHAT, f"{LONG} Why, {number}?") for number in range(4)])
+        await held.arrived(5)
+        asking += ask(call, [short(1)])
+        await held.arrived(6)
+        assert 4 == gateway.metrics()[IN_USE % "bulk"]
+        held.release()
+        assert [200] * 6 == [reply.status for reply in await asyncio.gather(*asking)]
         await until_free(gateway)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from filters.admit import AdmitConfig, AdmitFilter
 from filters.api import CONTINUE, Answer, Exchange, Need, Outcome, SentAway, Verdict
+from filters.fair_queue import Rules
 from filters.queue_order import Lane, Priority, Shed, Wish
 from filters.units import Duration
 from tests.exchanges import CHATS, ask
@@ -128,6 +129,32 @@ def test_a_header_of_the_mesh_names_the_class(
     """One of the four words; any other leaves the profile's."""
     config = AdmitConfig(priority="low", header="x-mesh-class")
     assert priority is wish_of(ask("openai.chat", SHORT, headers=headers), config).priority
+
+
+def test_a_request_that_nobody_speaks_for_is_of_the_profiles_class() -> None:
+    """Whatever it says of itself: no header is read that the profile does not name."""
+    names = ("x-forebay-class", "x-forebay-priority", "priority", "x-priority", "x-mesh-class")
+    claims = dict.fromkeys(names, "urgent")
+    assert Priority.NORMAL is wish_of(ask("openai.chat", SHORT, headers=claims)).priority
+
+
+def test_the_defaults_are_those_of_the_table() -> None:
+    """By length, `normal`, no header, no deadline, half a minute; half of 200 places for one."""
+    config, rules = AdmitConfig(), Rules()
+    assert ("auto", "normal", "", None, 30.0) == (
+        config.queue,
+        config.priority,
+        config.header,
+        config.deadline,
+        config.wait,
+    )
+    assert (200, 0.5, 90, 10, 0.5) == (
+        rules.length,
+        rules.share,
+        rules.fast,
+        rules.bulk,
+        rules.slice_s,
+    )
 
 
 def test_a_header_without_a_name_is_none() -> None:
