@@ -9,10 +9,10 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -22,15 +22,14 @@ from rich.text import Text
 from ext_proc.tools import pacing_run
 from ext_proc.tools.arguments import at_least
 from ext_proc.tools.machine import machine
-from ext_proc.tools.pacing_goals import SeenBy, added_us, frame_us, goals, percentile
-from ext_proc.tools.pacing_run import CASES, EVEN, LEAST_SECONDS, SECONDS, STREAMS, Seen
+from ext_proc.tools.pacing_goals import Figures, Round, figures_of, goals
+from ext_proc.tools.pacing_run import CASES, EVEN, LEAST_SECONDS, SECONDS, STREAMS
 from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, missed
 from ext_proc.tools.routing_plot import STYLE, tails
 from filters.errors import ConfigError
 
 OUTPUT: Final = "bench-pacing.json"
-SHARES: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=SECONDS,
         metavar="S",
         help=f"for which each stream is spoken ({SECONDS})",
+    )
+    add(
+        "--rounds",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="each figure is the median of so many (1); 3 where the machine does other things",
     )
     names = ",".join(CASES)
     add("--cases", type=_names, default=list(CASES), metavar="A,B", help=f"only these ({names})")
@@ -77,18 +83,27 @@ def run(arguments: argparse.Namespace) -> int:
             if not progress.is_terminal:
                 progress.print(text, style="dim", markup=False)
 
-        streams, seconds = arguments.streams, arguments.seconds
-        seen = asyncio.run(pacing_run.run(arguments.cases, streams, seconds, say))
-    held = goals(seen)
-    report = report_of(streams, seconds, seen, held, busy)
+        streams, seconds, count = arguments.streams, arguments.seconds, arguments.rounds
+        rounds = asyncio.run(pacing_run.run(arguments.cases, streams, seconds, count, say))
+    figures = figures_of(rounds)
+    held = goals(figures)
+    report = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {**machine(), "load_before": busy},
+        "streams": streams,
+        "seconds": seconds,
+        "cases": figures,
+        "goals": [{**goal._asdict(), "met": goal.met} for goal in held],
+    }
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     output.write_text(text, encoding="utf-8")
     plots = output.with_suffix(".html")
-    plots.write_text(page(seen), encoding="utf-8")
+    plots.write_text(page(rounds), encoding="utf-8")
     if arguments.json:
         print(text, end="")
     else:
-        show(console, streams, seen, held, busy)
+        about = f"{streams} streams at once; rounds: {count}; load before {busy:.1f}"
+        show(console, figures, held, about)
         where = f"every figure: {output}; plots: {plots}"
         console.print(where, style="dim", soft_wrap=True, markup=False)
     return 1 if missed(held) else 0
@@ -97,49 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
 # --- What it says --------------------------------------------------------------------------------
 
 
-def report_of(
-    streams: int, seconds: int, seen: SeenBy, held: Sequence[Goal], busy: float
-) -> dict[str, Any]:
-    """Return every figure."""
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**machine(), "load_before": busy},
-        "streams": streams,
-        "seconds": seconds,
-        "cases": {name: _figures(seen, name) for name in seen},
-        "goals": [{**goal._asdict(), "met": goal.met} for goal in held],
-    }
-
-
-def _figures(seen: SeenBy, name: str) -> dict[str, Any]:
-    case, one = CASES[name], seen[name]
-    heard = one.heard
-    return {
-        "about": case.about,
-        "speech": case.spoken.about,
-        "window_s": heard.seconds,
-        "frames": heard.frames,
-        "events": one.events,
-        "gap_ms": _ms(heard.gaps_us),
-        "first_token_ms": _ms(heard.firsts_us),
-        "sent_late_by_upstream_ms": _ms(heard.sent_late_us),
-        "latest_frame_of_a_stream_sent_late_by_forebay_ms": _ms(one.left_late_us),
-        "read_late_by_client_ms": _ms(heard.read_late_us),
-        "forebay_us": {"frame": frame_us(one), "frame_added": added_us(seen, name)},
-        "envoy_us_a_frame": one.envoy_us / max(1, heard.frames),
-        "machine_busy": one.machine,
-        "errors": heard.errors,
-    }
-
-
-def _ms(values_us: Sequence[int]) -> dict[str, float]:
-    return {
-        "max" if share == 1 else f"p{share * 100:g}": percentile(values_us, share) / 1e3
-        for share in SHARES
-    }
-
-
-def show(console: Console, streams: int, seen: SeenBy, held: Sequence[Goal], busy: float) -> None:
+def show(
+    console: Console, figures: Mapping[str, Figures], held: Sequence[Goal], about: str
+) -> None:
     """Print a table, what its figures are, and what was promised."""
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     table.add_column("ms, µs of CPU", style="bold")
@@ -149,19 +124,19 @@ def show(console: Console, streams: int, seen: SeenBy, held: Sequence[Goal], bus
     )
     for column in columns:
         table.add_column(column, justify="right")
-    for name, one in seen.items():
-        table.add_row(name, *_cells(seen, name, one))
+    for name, one in figures.items():
+        table.add_row(name, *_cells(one))
     console.print(table)
-    for name in seen:
+    for name in figures:
         case = CASES[name]
         said = Text.assemble(
             (f"{name:11}", "bold cyan"), f"{case.about}: ", (case.spoken.about, "dim")
         )
         console.print(said, soft_wrap=True)
-    for text in (_ABOUT, f"{streams} streams at once; load before {busy:.1f}"):
+    for text in (_ABOUT, about):
         console.print(text, style="dim", soft_wrap=True, markup=False)
-    for name, one in seen.items():
-        for kind, number in one.heard.errors.items():
+    for name, one in figures.items():
+        for kind, number in one["errors"].items():
             console.print(Text(f"{name}: {number} x {kind}", style="red"))
     for goal in held:
         console.print(goal.line, soft_wrap=True)
@@ -179,33 +154,38 @@ had them, which is in no other figure. CPU of Forebay's for a frame, how much of
 reading events, and Envoy's. Busy is the whole machine, with all that ran on it."""
 
 
-def _cells(seen: SeenBy, name: str, one: Seen) -> list[str]:
-    heard, added = one.heard, added_us(seen, name)
-
-    def ms(values_us: Sequence[int], share: float) -> str:
-        return f"{percentile(values_us, share) / 1e3:.1f}" if values_us else ""
-
+def _cells(one: Figures) -> list[str]:
+    shown = (
+        *(("gap_ms", at) for at in ("p50", "p99", "max")),
+        *(("first_token_ms", at) for at in ("p50", "p99")),
+        ("sent_late_by_upstream_ms", "p99"),
+        ("latest_frame_of_a_stream_sent_late_by_forebay_ms", "p99"),
+        ("read_late_by_client_ms", "p99"),
+    )
+    added = one["added_us_a_frame"]
     return [
-        *(ms(heard.gaps_us, share) for share in (0.5, 0.99, 1.0)),
-        *(ms(heard.firsts_us, share) for share in (0.5, 0.99)),
-        *(ms(late, 0.99) for late in (heard.sent_late_us, one.left_late_us, heard.read_late_us)),
-        f"{frame_us(one):.1f}",
-        f"{added:.1f}" if added is not None else "",
-        f"{one.envoy_us / max(1, heard.frames):.1f}",
-        f"{one.machine:.0%}",
-        str(sum(heard.errors.values())),
+        *("" if one[name] is None else f"{one[name][at]:.1f}" for name, at in shown),
+        f"{one['forebay_us_a_frame']:.1f}",
+        "" if added is None else f"{added:.1f}",
+        f"{one['envoy_us_a_frame']:.1f}",
+        f"{one['machine_busy']:.0%}",
+        str(sum(one["errors"].values())),
     ]
 
 
-def page(seen: SeenBy) -> str:
-    """Return an HTML page: gaps and first tokens of what was run."""
+def page(rounds: Sequence[Round]) -> str:
+    """Return an HTML page: gaps and first tokens of what was run, of all rounds together."""
     parts = [
         "<!doctype html><meta charset=utf-8><title>Paced streams</title>",
         f"<style>{STYLE}</style><h1>Paced streams</h1>",
     ]
-    flowing = {name: one for name, one in seen.items() if CASES[name].reads or name == EVEN}
-    gaps = {name: [us / 1e6 for us in one.heard.gaps_us] for name, one in flowing.items()}
-    firsts = {name: [us / 1e6 for us in one.heard.firsts_us] for name, one in seen.items()}
+    gaps: dict[str, list[float]] = {}
+    firsts: dict[str, list[float]] = {}
+    for name in rounds[0]:
+        heard = [seen[name].heard for seen in rounds]
+        firsts[name] = sorted(us / 1e6 for one in heard for us in one.firsts_us)
+        if CASES[name].reads or name == EVEN:
+            gaps[name] = sorted(us / 1e6 for one in heard for us in one.gaps_us)
     for lines, what, axis in (
         (gaps, "share of gaps that were longer", "gap between two frames"),
         (firsts, "share of first tokens that took longer", "from the upstream to the client"),

@@ -104,23 +104,26 @@ class Seen:
 
 
 async def run(
-    names: Sequence[str], streams: int, seconds: int, say: Callable[[str], None]
-) -> dict[str, Seen]:
-    """Run some of `CASES`, one after the other."""
-    seen: dict[str, Seen] = {}
+    names: Sequence[str], streams: int, seconds: int, rounds: int, say: Callable[[str], None]
+) -> list[dict[str, Seen]]:
+    """Run some of `CASES`, one after the other, round after round."""
+    played: list[dict[str, Seen]] = []
     fallen: list[str] = []
     with run_folder() as folder, _set_up(folder, streams) as (children, ports, log):
         supervisor = Supervisor(list(children.values()), fallen.append)
         try:
             await supervisor.start(lambda name: say(f"{name} is ready"))
-            for number, name in enumerate(names):
-                say(f"{number} of {len(names)}: {name}, {streams} streams")
-                seen[name] = await _case(CASES[name], streams, seconds, children, ports, log)
-                if fallen:
-                    raise ConfigError("", fallen[0])
+            for number in range(rounds):
+                seen: dict[str, Seen] = {}
+                played.append(seen)
+                for name in names:
+                    say(f"round {number + 1} of {rounds}: {name}, {streams} streams")
+                    seen[name] = await _case(CASES[name], streams, seconds, children, ports, log)
+                    if fallen:
+                        raise ConfigError("", fallen[0])
         finally:
             await supervisor.stop()
-    return seen
+    return played
 
 
 async def _case(

@@ -17,7 +17,7 @@ from ext_proc import cli
 from ext_proc.config import load
 from ext_proc.tools.bench_pacing import page
 from ext_proc.tools.pacing_client import Heard, Kept, Listening, frames_of, heard, request, wrong
-from ext_proc.tools.pacing_goals import goals
+from ext_proc.tools.pacing_goals import figures_of, goals, median
 from ext_proc.tools.pacing_run import CASES, PROFILES, Seen, bootstrap, late_us
 from ext_proc.tools.pacing_speech import (
     SPEECHES,
@@ -49,7 +49,7 @@ def seen(name: str = "whole", *, us: float = 1e6, late_us: int = 0, **changes: A
 
 def held(**found: Seen) -> Mapping[tuple[str, str], Goal]:
     named = {name.replace("_", " "): one for name, one in found.items()}
-    return {(goal.load, goal.what): goal for goal in goals(named)}
+    return {(goal.load, goal.what): goal for goal in goals(figures_of([named]))}
 
 
 # --- Speaking ------------------------------------------------------------------------------------
@@ -203,9 +203,31 @@ def test_what_only_reads_is_held_against_nothing() -> None:
     assert not found["all", BROKEN].met
 
 
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    """What pace adds is told of each round; errors are added up, and no reply has no figures."""
+    rounds = [
+        {"read": seen("read", us=base, errors={"no end": 1}), "whole": seen(us=us)}
+        for base, us in ((600_000, 700_000), (1_200_000, 1_310_000), (600_000, 900_000))
+    ]
+    figures = figures_of(rounds)
+    assert {"no end": 3} == figures["read"]["errors"]
+    assert pytest.approx(11) == figures["whole"]["added_us_a_frame"]
+    assert pytest.approx(90) == figures["whole"]["forebay_us_a_frame"]
+    assert 3 == len(figures["whole"]["rounds"])
+    assert {"a": 2, "b": {"c": 4}, "d": None} == median(
+        [{"a": at, "b": {"c": 2 * at}, "d": None if at == 1 else at} for at in (1, 2, 3)]
+    )
+
+
+def test_streams_of_which_nothing_came_are_held_against_nothing_else() -> None:
+    """There is no gap of them that could be too long."""
+    none: dict[str, Any] = {"frames": 0, "gaps_us": [], "firsts_us": [], "errors": {"no reply": 9}}
+    assert [("all", BROKEN)] == list(held(even=seen(**none), cut=seen(**none)))
+
+
 def test_plots_are_svg_and_every_point_lies_within() -> None:
     """Gaps of what flows evenly, first tokens of all."""
-    drawn = page({name: seen(gaps_us=list(range(90_000, 140_000, 500))) for name in CASES})
+    drawn = page([{name: seen(gaps_us=list(range(90_000, 140_000, 500))) for name in CASES}])
     assert 2 == drawn.count("<svg")
     for part in drawn.split("<svg")[1:]:
         root = ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>")
@@ -241,7 +263,7 @@ def test_a_run_prints_a_table_and_goals_and_keeps_every_figure(
     assert {} == one["errors"]
     assert 0 < one["frames"]
     assert len(figures["goals"]) == printed.out.count("(goal: ") == 3
-    assert "0 of 1: cut lumps, 4 streams" in printed.err
+    assert "round 1 of 1: cut lumps, 4 streams" in printed.err
     assert "<svg" in output.with_suffix(".html").read_text()
 
 
