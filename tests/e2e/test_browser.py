@@ -25,7 +25,7 @@ from tests.gateway import POOLS, Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SERVER: Final = (str(Path(__file__).with_name("editing_server.py")),)
-PASSES, WATCHES, EDITS = "raw", "faq", "chat"
+PASSES, WATCHES, EDITS, PACES = "raw", "faq", "medical", "chat"
 WORDS: Final = 40
 PATIENCE_MS: Final = 60_000
 PAGE: Final = "<!doctype html><title>chat</title><p id=answer></p>"
@@ -64,6 +64,7 @@ def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
             PASSES: {},
             WATCHES: {"cache": cache},
             EDITS: {"edit": {}},
+            PACES: {"pace": {}},
         }
 
     pools = {name: [listening.getsockname()[1]] for name in POOLS}
@@ -97,7 +98,7 @@ def event(text: str) -> bytes:
     )
 
 
-@pytest.mark.parametrize("profile", [PASSES, WATCHES, EDITS])
+@pytest.mark.parametrize("profile", [PASSES, WATCHES, EDITS, PACES])
 async def test_a_page_shows_each_token_before_the_next_is_sent(
     gateway: Gateway, page: Page, listening: socket.socket, profile: str
 ) -> None:

@@ -22,7 +22,8 @@ from tests.gateway import POOLS, Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SERVER: Final = (str(Path(__file__).with_name("editing_server.py")),)
-PASSES, WATCHES, EDITS = "raw", "faq", "chat"
+PASSES, WATCHES, EDITS, PACES = "raw", "faq", "chat", "documents"
+FASTEST: Final = 10_000  # tokens a second, so that a paced stream of this length takes five seconds
 TOKENS: Final = 50_000
 PIECE_TOKENS: Final = 50
 END: Final = (
@@ -69,6 +70,7 @@ def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
             PASSES: {},
             WATCHES: {"cache": cache},
             EDITS: {"edit": {}},
+            PACES: {"pace": {"rate": FASTEST, "fast": FASTEST, "adapt": False, "most": 1_000}},
         }
 
     pools = {name: [listening.getsockname()[1]] for name in POOLS}
@@ -76,7 +78,7 @@ def gateway(gateways: Gateways, listening: socket.socket) -> Iterator[Gateway]:
         yield gateway
 
 
-@pytest.mark.parametrize("profile", [PASSES, WATCHES, EDITS])
+@pytest.mark.parametrize("profile", [PASSES, WATCHES, EDITS, PACES])
 async def test_a_stream_that_nobody_reads_holds_up_no_other(
     gateway: Gateway, by_hand: ByHand, profile: str
 ) -> None:
