@@ -162,8 +162,9 @@ class PaceFilter(Filter[PaceConfig]):
         raws = exchange.dialect.split(delta.raw, parts) if len(parts) > 1 else None
         if raws is None:
             return ((delta, tokens),)
+        each = tokens / len(delta.text)
         pieces = [
-            (Delta(raw, part), max(1, round(tokens * len(part) / len(delta.text))))
+            (Delta(raw, part), int(each * len(part) + 0.5) or 1)
             for raw, part in zip(raws, parts, strict=True)
         ]
         last = pieces[-1][0]

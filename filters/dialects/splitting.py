@@ -46,8 +46,15 @@ class Split:
 
     def __call__(self, raw: bytes, parts: Sequence[str]) -> list[bytes] | None:
         """Return an event for each part, or None if `raw` is none whose text the parts are."""
-        framed = _SSE.fullmatch(raw)
-        if framed is not None:
+        if (
+            raw.startswith(b"data: {")
+            and raw.endswith(b"}\n\n")
+            and raw.find(b"\n") == len(raw) - 2
+            and b"\r" not in raw
+        ):  # nearly every event, and a tenth of the work
+            opening = before = b"data: "
+            data, behind = raw[6:-2], b"\n\n"
+        elif (framed := _SSE.fullmatch(raw)) is not None:
             mark, before, data, behind = framed.groups(b"")
             opening = mark + before
         elif (framed := _ELEMENT.fullmatch(raw)) is not None:
@@ -84,6 +91,7 @@ class Split:
 
         The others' is second.
         """
+        every, only_first, instead = self.every, self.first, self.instead
         first: Json = _HERE
         middle: Json = _HERE
         last: Json = _HERE
@@ -97,13 +105,13 @@ class Split:
             for name, value in level.items():
                 if name == step:
                     firsts[name], middles[name], lasts[name] = first, middle, last
-                elif name in self.every:
+                elif name in every:
                     firsts[name] = middles[name] = lasts[name] = value
-                elif name in self.first:
+                elif name in only_first:
                     firsts[name] = value
                 else:
                     lasts[name] = value
-                    if name in self.instead:
-                        firsts[name] = middles[name] = self.instead[name]
+                    if name in instead:
+                        firsts[name] = middles[name] = instead[name]
             first, middle, last = firsts, middles, lasts
         return [encode(one).split(_MARK) for one in (first, middle, last)]
