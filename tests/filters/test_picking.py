@@ -278,6 +278,18 @@ def test_a_prompt_that_takes_minutes_leaves_its_replica_no_less_liked_for_it() -
     assert math.isclose(MOST_COUNTED_S / RECENT_S, replica.worked(0.0))
 
 
+def test_short_prompts_do_not_wait_beside_a_replica_that_rests_after_a_long_one() -> None:
+    """Of six that come at once it has some, as soon as each of the others has one."""
+    picker = made("expected", A, B, C)
+    long = picker.pick(asked("a", 100_000), 0.0)
+    picker.started(long, 20.0)
+    picker.ended(long, 20.0)
+    texts = numbers()
+    shorts = [picker.pick(asked(next(texts), 2_000), 30.0).replica.address for _ in range(6)]
+    assert {A, B, C} == set(shorts)
+    assert 1 <= shorts.count(long.replica.address) <= 2
+
+
 @pytest.mark.parametrize(("running", "share"), [(0, 0.8), (1, 0.4), (9, 0.08)])
 @pytest.mark.parametrize("explores", [True, False])
 def test_the_more_all_have_to_do_the_less_is_explored(
