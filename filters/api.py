@@ -70,18 +70,23 @@ class Thinking(msgspec.Struct, frozen=True):
 class Text:
     """One piece of text in the prompt, read and replaced in place."""
 
-    __slots__ = ("document", "path", "role")
+    __slots__ = ("_read", "_version", "document", "path", "role")
 
     def __init__(self, document: Document, path: Path, role: Role) -> None:
         self.document = document
         self.path: Final = path
         self.role: Final = role
+        self._read = ""
+        self._version = -1
 
     @property
     def value(self) -> str:
-        """The text as it would go upstream."""
-        text: str = self.document.get(self.path, "")
-        return text
+        """The text as it would go upstream; looked up again only after an edit."""
+        version = self.document.version
+        if self._version != version:
+            self._read = self.document.get(self.path, "")
+            self._version = version
+        return self._read
 
     @value.setter
     def value(self, text: str) -> None:
@@ -114,6 +119,12 @@ class Prompt(Protocol):
 
     def turns(self) -> Sequence[Turn]:
         """Return the turns in the order the model reads them, system prompts included."""
+
+    def texts(self) -> Sequence[Text]:
+        """Return the texts of all turns, in their order."""
+
+    def said(self) -> Sequence[str]:
+        """Return what these texts say, as they would go upstream; not to be changed."""
 
     def tools(self) -> Sequence[Json]:
         """Return the declared tools, as they stand in the body."""

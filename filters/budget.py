@@ -90,19 +90,18 @@ class BudgetFilter(Filter[BudgetConfig]):
         """Count the prompt and, over the limit, shorten its documents; note why not."""
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
-        turns = exchange.prompt.turns()
-        all_texts = [text for turn in turns for text in turn.texts]
-        if len(all_texts) > MOST_TEXTS:
+        prompt = exchange.prompt
+        if len(prompt.texts()) > MOST_TEXTS:
             self._skip(exchange, "size")
             return CONTINUE
-        said = [text.value for text in all_texts]
-        tokens = self._count(said, exchange.prompt.model)
+        tokens = self._count(prompt.said(), prompt.model)
         exchange.note("budget.tokens", tokens)
         if tokens <= self.config.limit:
             return CONTINUE
         if exchange.task is not None and exchange.task.intent in WORDED:
             self._skip(exchange, "every word counts", exchange.task.intent)
             return CONTINUE
+        turns = prompt.turns()
         users = [turn for turn in turns if turn.role is Role.USER]
         texts = [text for turn in users for text in turn.texts if text.role is Role.USER]
         if not texts or users[-1] is not turns[-1]:

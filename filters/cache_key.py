@@ -23,6 +23,7 @@ LONG_DATA_CHARS: Final = 4096  # a hash in its place costs less than to copy it
 _SLICE_CHARS: Final = 1 << 16
 _TOOL: Final = Role.TOOL  # in Python 3.11 reading an enum's member costs 0.1 us
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
+_NO_HEADERS: Final = ("",) * len(VARIANT_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def _own_request(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, 
     return (
         exchange.dialect.name,
         exchange.prompt.model,
-        [headers.get(name, "") for name in VARIANT_HEADERS],
+        [*map(headers.get, VARIANT_HEADERS, _NO_HEADERS)],
         _place(path),
         variant_query(path),
         *_normalised(exchange, ignore),
@@ -81,11 +82,9 @@ def _normalised(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, l
     """
     prompt = exchange.prompt
     document = prompt.document
-    turns = prompt.turns()
     texts = {
         text.path: text.value
-        for turn in turns
-        for text in turn.texts
+        for text in prompt.texts()
         if text.role is not _TOOL  # a program's: its lines may be a list of names
     }
     changed: dict[Path, Json] = {}
@@ -95,7 +94,7 @@ def _normalised(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, l
                 changed[path] = normal
     hashes: list[Json] = []
     if len(document.raw) > LONG_DATA_CHARS:
-        for path, data in _long_data(turns, document, texts):
+        for path, data in _long_data(prompt.turns(), document, texts):
             changed[path] = None
             hashes.append([path, _hashed(data)])
     root = document.replaced(changed)

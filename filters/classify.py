@@ -17,6 +17,7 @@ from filters.templates import applied
 from filters.transcript import without_summaries
 from filters.units import Duration, PoolName, SomeTime
 
+_USER: Final = Role.USER  # in Python 3.11 reading an enum's member costs 0.1 us
 INTENT_HEADER: Final = "x-forebay-intent"
 
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -164,8 +165,8 @@ def _asked(exchange: Exchange) -> tuple[list[Text], bool]:
         return [], in_hand
     for turn in reversed(exchange.prompt.turns()):
         in_hand = in_hand or turn.has_tool
-        if turn.role is Role.USER:
-            texts = [text for text in turn.texts if text.role is Role.USER and text.value.strip()]
+        if turn.role is _USER:
+            texts = [text for text in turn.texts if text.role is _USER and text.value.strip()]
             if texts:
                 return texts, in_hand
     return [], in_hand

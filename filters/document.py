@@ -9,7 +9,7 @@ survive a rewrite.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,7 +24,6 @@ Path: TypeAlias = tuple[str | int, ...]
 _DECODER: Final = msgspec.json.Decoder()
 _ENCODER: Final = msgspec.json.Encoder()
 _LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw] | None)
-_WHOLE: Final[dict[str | int, Any]] = {}  # in a tree of paths: a path ends here
 _STRING: Final = re.compile(rb'"(?>[^"\\]++|\\.)*+"', re.DOTALL)
 _HOLDERS: Final = (str, dict, list)  # a number that comes or goes moves no text
 _ABSENT: Final = object()
@@ -78,7 +77,7 @@ class _Edit(NamedTuple):
 class Document:
     """A JSON object, the bytes it came from, and the edits made since."""
 
-    __slots__ = ("_journal", "raw", "root", "structure")
+    __slots__ = ("_journal", "raw", "root", "structure", "version")
 
     def __init__(self, raw: bytes) -> None:
         """Parse `raw`; raise `NotJson` when it is not a JSON object."""
@@ -89,6 +88,8 @@ class Document:
         self.root: Final[dict[str, Json]] = root
         self.structure = 0
         """Grows with every edit that may move other values: views made before it are stale."""
+        self.version = 0
+        """Grows with every edit, undone ones included: values read before it may be others."""
         self._journal: list[_Edit] = []
 
     @property
@@ -130,6 +131,7 @@ class Document:
         elif isinstance(nested, _HOLDERS) or isinstance(before, _HOLDERS):
             self.structure += 1
         parent[step] = nested
+        self.version += 1
         self._journal.append(_Edit(path, kept, parent, before, step))
 
     def remove(self, path: Path) -> None:
@@ -140,6 +142,7 @@ class Document:
         parent, step, _ = _place(self.root, path, _REMOVED)
         del parent[step]
         self.structure += 1
+        self.version += 1
         self._journal.append(_Edit(path, _REMOVED, parent, before, step))
 
     def mark(self) -> int:
@@ -157,13 +160,27 @@ class Document:
             else:
                 edit.parent[edit.step] = edit.before
             self.structure += 1
+            self.version += 1
 
     def replaced(self, values: Mapping[Path, Json]) -> dict[str, Json]:
         """Return the root with `values` in place, sharing whatever they do not touch.
 
         The document itself stays as it is. Every path must exist.
         """
-        return _replace(self.root, _tree(values), values, ()) if values else self.root
+        if not values:
+            return self.root
+        root = self.root.copy()
+        ours = {id(root)}  # the copies, each made once
+        for path, value in _outermost(values):
+            node: Json = root
+            for step in path[:-1]:
+                below = node[step]
+                if id(below) not in ours:
+                    below = node[step] = below.copy()
+                    ours.add(id(below))
+                node = below
+            node[path[-1]] = value
+        return root
 
     def render(self) -> bytes:
         """Return the body to send: the very bytes that came when nothing was edited."""
@@ -212,23 +229,12 @@ def _opened(raw: Any) -> Any:
     return _LEVEL.decode(raw)
 
 
-def _tree(paths: Any) -> dict[str | int, Any]:
-    """Nest paths by their steps; a path below another one adds nothing."""
-    tree: dict[str | int, Any] = {}
-    for path in paths:
-        node = tree
-        for step in path[:-1]:
-            node = node.setdefault(step, {})
-            if node is _WHOLE:
-                break
-        else:
-            node[path[-1]] = _WHOLE
-    return tree
-
-
-def _replace(node: Json, tree: dict[str | int, Any], values: Mapping[Path, Json], at: Path) -> Json:
-    copy = node.copy()
-    for key, below in tree.items():
-        path = (*at, key)
-        copy[key] = values[path] if below is _WHOLE else _replace(node[key], below, values, path)
-    return copy
+def _outermost(values: Mapping[Path, Json]) -> Iterable[tuple[Path, Json]]:
+    """Return paths and their values but for paths below another one."""
+    if len(set(map(len, values))) == 1:  # as nearly always: none is below another
+        return values.items()
+    return [
+        (path, value)
+        for path, value in values.items()
+        if not any(path[:length] in values for length in range(1, len(path)))
+    ]

@@ -38,6 +38,8 @@ BUDGETS: Final = {
     Effort.MAX: sys.maxsize,
 }
 _TOOL: Final = Role.TOOL  # in Python 3.11 reading an enum's member costs 0.1 us
+_MAX_TOKENS: Final = Parameter.MAX_TOKENS
+_TEMPERATURE: Final = Parameter.TEMPERATURE
 _UNBOUNDED: Final = Thinking(Effort.MAX, sys.maxsize)
 
 
@@ -129,10 +131,10 @@ class ParamsFilter(Filter[ParamsConfig]):
 
     def _limit_tokens(self, exchange: Exchange, most: int) -> None:
         prompt = exchange.prompt
-        asked = prompt.parameter(Parameter.MAX_TOKENS)
+        asked = prompt.parameter(_MAX_TOKENS)
         too_many = isinstance(asked, int | float) and asked > most
         if too_many or (asked is None and self.config.always_cap):
-            prompt.set_parameter(Parameter.MAX_TOKENS, most)
+            prompt.set_parameter(_MAX_TOKENS, most)
             exchange.note("params.max_tokens", most)
 
     def _limit_thinking(self, exchange: Exchange, most: Thinking) -> None:
@@ -141,19 +143,18 @@ class ParamsFilter(Filter[ParamsConfig]):
 
     def _set_temperature(self, exchange: Exchange, told: Range) -> None:
         prompt = exchange.prompt
-        asked = prompt.parameter(Parameter.TEMPERATURE)
+        asked = prompt.parameter(_TEMPERATURE)
         wanted = _bounded(asked, told)
         if wanted in (None, asked) or (asked is None and wanted == UNASKED_TEMPERATURE):
             return
         if not prompt.takes_temperature() or (wanted == 0 and _wants_choices(prompt)):
             exchange.note("params.skip", "temperature")
             return
-        prompt.set_parameter(Parameter.TEMPERATURE, wanted)
+        prompt.set_parameter(_TEMPERATURE, wanted)
         exchange.note("params.temperature", wanted)
 
     def _explain_terms(self, exchange: Exchange, glossary: Glossary) -> None:
-        turns = exchange.prompt.turns()
-        said = [text.value for turn in turns for text in turn.texts if text.role is not _TOOL]
+        said = [text.value for text in exchange.prompt.texts() if text.role is not _TOOL]
         if is_too_much(said):
             exchange.note("params.skip", "size")
             return

@@ -184,7 +184,7 @@ def room_of(prompt: Prompt) -> int:
 
 def counted_texts(prompt: Prompt, *, apart: bool) -> Sequence[str]:
     """Return the texts whose tokens count together; `apart`: each is a prompt of its own."""
-    said = [text.value for turn in prompt.turns() for text in turn.texts]
+    said = prompt.said()
     if apart:
         return [max(said, key=len, default="")]
     tools = prompt.tools()

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from filters.api import CONTINUE, Config, Exchange, Filter, Role, Turn, Verdict
+from filters.api import CONTINUE, Config, Exchange, Filter, Prompt, Role, Verdict
 from filters.bounds import MOST_CHARS_APART, MOST_TEXTS, has_too_many_values, is_too_much
 from filters.deadline import Deadline
 from filters.errors import PortError
@@ -54,11 +54,11 @@ class ShapeFilter(Filter[ShapeConfig]):
         """Shape the messages, or a transcript in one of them, and note why not."""
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
-        turns = exchange.prompt.turns()
-        if _has_too_much(exchange, turns):
+        prompt = exchange.prompt
+        if _has_too_much(prompt):
             exchange.note("shape.skip", "size")
             return CONTINUE
-        said = _values(turns)
+        said = prompt.said()
         chars = sum(map(len, said))  # hardly any character is more than one token
         if chars <= self.config.limit:
             return CONTINUE
@@ -70,7 +70,7 @@ class ShapeFilter(Filter[ShapeConfig]):
         self._deadline = Deadline(self.ports.clock, self.config.deadline)
         try:
             await self._shape_messages(exchange, self.config.step)
-            if not self._fits(_values(exchange.prompt.turns())):
+            if not self._fits(prompt.said()):
                 await self._shape_messages(exchange, 1)
             await self._shape_transcripts(exchange)
         except PortError as error:
@@ -157,17 +157,9 @@ class ShapeFilter(Filter[ShapeConfig]):
         exchange.note("shape.turns", turns)
 
 
-def _has_too_much(exchange: Exchange, turns: Sequence[Turn]) -> bool:
+def _has_too_much(prompt: Prompt) -> bool:
     """Tell whether there are too many messages to go through, or too much in those with tools."""
-    texts = 0
-    has_tools = False
-    for turn in turns:  # generators take three times as long
-        texts += len(turn.texts)
-        has_tools = has_tools or turn.has_tool
-    if len(turns) > MOST_TEXTS or texts > MOST_TEXTS:
+    turns = prompt.turns()
+    if len(turns) > MOST_TEXTS or len(prompt.texts()) > MOST_TEXTS:
         return True
-    return has_tools and has_too_many_values(exchange.prompt.document.raw)
-
-
-def _values(turns: Sequence[Turn]) -> list[str]:
-    return [text.value for turn in turns for text in turn.texts]
+    return has_too_many_values(prompt.document.raw) and any(turn.has_tool for turn in turns)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from filters.api import Parameter, Thinking, Turn
+from filters.api import Parameter, Text, Thinking, Turn
 from filters.document import Document, Json, Path, encode, parse
 from filters.errors import NotJson
 
@@ -49,7 +49,10 @@ class Shape:
 class BodyPrompt:
     """The `Prompt` of every dialect: a document, a shape, and the turns as last read."""
 
-    __slots__ = ("_shape", "_structure", "_turns", "document", "model", "stateful", "stream")
+    __slots__ = (
+        *("_said", "_shape", "_structure", "_texts", "_turns", "_version"),
+        *("document", "model", "stateful", "stream"),
+    )
 
     def __init__(
         self, document: Document, shape: Shape, *, model: str, stream: bool, stateful: bool = False
@@ -61,14 +64,31 @@ class BodyPrompt:
         self._shape: Final = shape
         self._structure = -1
         self._turns: Sequence[Turn] = ()
+        self._texts: Sequence[Text] = ()
+        self._version = -1
+        self._said: Sequence[str] = ()
 
     def turns(self) -> Sequence[Turn]:
         """Return the turns; read again only after an edit that may have moved them."""
         structure = self.document.structure
         if self._structure != structure:
             self._turns = self._shape.turns(self.document)
+            self._texts = [text for turn in self._turns for text in turn.texts]
             self._structure = structure
         return self._turns
+
+    def texts(self) -> Sequence[Text]:
+        """Return the texts of all turns, in their order."""
+        self.turns()
+        return self._texts
+
+    def said(self) -> Sequence[str]:
+        """Return what these texts say; read again only after an edit."""
+        version = self.document.version
+        if self._version != version:
+            self._said = [text.value for text in self.texts()]
+            self._version = version
+        return self._said
 
     def tools(self) -> Sequence[Json]:
         """Return the declared tools, as they stand in the body."""
@@ -108,8 +128,12 @@ class BodyPrompt:
 
     def transport_paths(self) -> Sequence[Path]:
         """Return the paths present that say how to deliver the answer, not what it says."""
-        get = self.document.get
-        return [path for path in self._shape.transport if get(path, ABSENT) is not ABSENT]
+        root, get = self.document.root, self.document.get
+        return [
+            path
+            for path in self._shape.transport
+            if path[0] in root and get(path, ABSENT) is not ABSENT
+        ]
 
 
 ABSENT: Final = object()
