@@ -8,10 +8,20 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from filters.api import Answer, Config, Delta, Exchange, Filter, Holding, Outcome, Ports
+from filters.api import (
+    CONTINUE,
+    Answer,
+    Config,
+    Delta,
+    Exchange,
+    Filter,
+    Holding,
+    Outcome,
+    Ports,
+)
 from filters.errors import FilterError, PortError
 
 AnyFilter = Filter[Any]
@@ -33,6 +43,14 @@ class Stage:
     on_delta: bool
     on_finish: bool
     holding: Holding = Holding.NOTHING
+    name: str = field(init=False)
+    listens: bool = field(init=False)
+    """It has anything to do after the request."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.filter_type.name)
+        listens = self.on_response or self.on_delta or self.on_finish
+        object.__setattr__(self, "listens", listens)
 
 
 _Watcher: TypeAlias = tuple[Stage, AnyFilter]
@@ -87,28 +105,29 @@ class Run:
         document = exchange.prompt.document
         started = monotonic_ns()
         for stage in self._pipeline.stages:
-            kind = stage.filter_type
-            before = _Before(exchange)
+            name = stage.name
+            before = _state(exchange)
             instance: AnyFilter | None = None
-            verdict: Any = None
+            verdict: Any = CONTINUE
             try:
-                instance = kind(stage.config, stage.prepared, ports)
-                self._reached.append((stage, instance))
+                instance = stage.filter_type(stage.config, stage.prepared, ports)
+                if stage.listens:
+                    self._reached.append((stage, instance))
                 verdict = await instance.on_request(exchange)
             except FilterError as error:
-                exchange.note(f"{kind.name}.refused", error.status)
+                exchange.note(f"{name}.refused", error.status)
                 verdict = refusal(exchange, error)
             except Exception as error:  # noqa: BLE001 - fail-open: no filter may harm a request
-                before.restore(exchange)
-                note_failure(exchange, kind.name, error)
+                _restore(exchange, before)
+                note_failure(exchange, name, error)
                 if instance is not None:
                     self._failed.append(instance)
             ended = monotonic_ns()
-            self.timings.append((kind.name, ended - started))
+            self.timings.append((name, ended - started))
             started = ended
-            if isinstance(verdict, Answer):
+            if verdict is not CONTINUE and isinstance(verdict, Answer):
                 return verdict
-            assert exchange.prompt.document is document
+        assert exchange.prompt.document is document
         return None
 
     async def response(self, exchange: Exchange) -> None:
@@ -224,33 +243,28 @@ class Run:
                     note_failure(exchange, instance.name, error)
 
 
-class _Before:
-    """The exchange as a filter found it, to return to when that filter fails."""
+def _state(exchange: Exchange) -> tuple[Any, ...]:
+    """Return the exchange as a filter finds it: every filter costs one, so it is a bare tuple."""
+    return (
+        exchange.prompt.document.mark(),
+        len(exchange.cuts),
+        exchange.pool,
+        exchange.endpoints,
+        exchange.task,
+        exchange.needs,
+        exchange.upstream_headers.copy(),
+        exchange.client_headers.copy(),
+    )
 
-    __slots__ = (
-        "_client_headers", "_cuts", "_endpoints", "_mark", "_needs", "_pool", "_task",
-        "_upstream_headers",
-    )  # fmt: skip
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._mark = exchange.prompt.document.mark()
-        self._pool = exchange.pool
-        self._endpoints = exchange.endpoints
-        self._task = exchange.task
-        self._cuts = len(exchange.cuts)
-        self._needs = exchange.needs
-        self._upstream_headers = exchange.upstream_headers.copy()
-        self._client_headers = exchange.client_headers.copy()
-
-    def restore(self, exchange: Exchange) -> None:
-        exchange.prompt.document.rollback(self._mark)
-        exchange.pool = self._pool
-        exchange.endpoints = self._endpoints
-        exchange.task = self._task
-        del exchange.cuts[self._cuts :]
-        exchange.needs = self._needs
-        exchange.upstream_headers = self._upstream_headers
-        exchange.client_headers = self._client_headers
+def _restore(exchange: Exchange, state: tuple[Any, ...]) -> None:
+    """Return to how a filter that failed found the exchange."""
+    mark, cuts, pool, endpoints, task, needs, upstream_headers, client_headers = state
+    exchange.prompt.document.rollback(mark)
+    del exchange.cuts[cuts:]
+    exchange.pool, exchange.endpoints = pool, endpoints
+    exchange.task, exchange.needs = task, needs
+    exchange.upstream_headers, exchange.client_headers = upstream_headers, client_headers
 
 
 def patience_s(filters: Iterable[tuple[type[AnyFilter], Config]]) -> float:
