@@ -232,12 +232,15 @@ def _header_map(headers: pb.HeaderMap) -> dict[str, str]:
     Each byte becomes one character (ISO 8859-1), so that values that differ, such as two
     credentials, still do.
     """
-    found: dict[str, str] = {}
-    for header in headers.headers:
-        value = header.raw_value.decode("latin-1") or header.value
-        key = header.key
-        found[key] = f"{found[key]}, {value}" if key in found else value
-    return found
+    given = headers.headers
+    found = {one.key: one.raw_value.decode("latin-1") or one.value for one in given}
+    if len(found) == len(given):
+        return found
+    joined: dict[str, str] = {}
+    for one in given:
+        key, value = one.key, one.raw_value.decode("latin-1") or one.value
+        joined[key] = f"{joined[key]}, {value}" if key in joined else value
+    return joined
 
 
 # --- Encoding ------------------------------------------------------------------------------------
@@ -271,6 +274,7 @@ _FIELDS: Final = tag(Struct, "fields")
 _STRUCT: Final = tag(Value, "struct_value")
 _TEXT: Final = tag(Value, "string_value")
 _KEY, _VALUE = b"\x0a", b"\x12"  # of an entry of any map
+_NEVER_TWICE: Final = frozenset(("server-timing",))
 
 
 def encode(command: Command) -> bytes:
@@ -349,19 +353,22 @@ def _set_header(name: str, value: str) -> bytes:
     return mutation.SerializeToString()
 
 
-@lru_cache(MOST_KEPT_PIECES)
 def _text(name: str, value: str) -> bytes:
     """Write what a `Struct` has to say of one text."""
-    struct = Struct()
-    struct.fields[name].string_value = value
-    return struct.SerializeToString()
+    entry = member(_KEY, name.encode()) + member(_VALUE, member(_TEXT, value.encode()))
+    return member(_FIELDS, entry)
+
+
+_kept_text: Final = lru_cache(MOST_KEPT_PIECES)(_text)
 
 
 def _metadata(members: Mapping[str, str] | None, others: bytes = b"") -> bytes:
     """Write members of the `forebay` dynamic metadata, and what other namespaces get."""
     if not members:
         return member(_METADATA, others)
-    struct = b"".join([_text(*text) for text in members.items()])
+    struct = b"".join(
+        [_text(*one) if one[0] in _NEVER_TWICE else _kept_text(*one) for one in members.items()]
+    )
     entry = _NAMESPACE + member(_VALUE, member(_STRUCT, struct))
     return member(_METADATA, member(_FIELDS, entry) + others)
 

@@ -32,6 +32,8 @@ def varint(number: int) -> bytes:
     """Write a number that is not negative, seven bits a byte."""
     if number < 0x80:
         return _SHORT[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     written = bytearray()
     while number >= 0x80:
         written.append(number & 0x7F | 0x80)
@@ -45,7 +47,8 @@ _SHORT: Final = [bytes((number,)) for number in range(0x80)]
 
 def member(at: bytes, payload: bytes) -> bytes:
     """Write a field: its tag, its length and what it holds."""
-    return at + varint(len(payload)) + payload
+    length = len(payload)
+    return at + (_SHORT[length] if length < 0x80 else varint(length)) + payload
 
 
 def wrap(at: bytes, pieces: list[bytes]) -> None:

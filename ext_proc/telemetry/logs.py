@@ -136,7 +136,7 @@ def exchange_line(at: float, fields: Mapping[str, Any]) -> bytes:
 
     Without structlog: its ways through loggers and processors cost more than the line does.
     """
-    return _written(at, "info", {"event": "exchange", **fields})
+    return _encoded({"time": _moment(at), "level": "info", "event": "exchange", **fields})
 
 
 def event_logger(lines: Lines, clock: Clock, level: int) -> FilteringBoundLogger:
@@ -168,7 +168,14 @@ _ENCODE: Final = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def _written(at: float, level: str, fields: Mapping[str, Any]) -> bytes:
-    line = {"time": datetime.fromtimestamp(at, UTC), "level": level, **fields}
+    return _encoded({"time": _moment(at), "level": level, **fields})
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
     try:
         return _ENCODE(line)
     except UnicodeEncodeError:  # half a surrogate pair: a client's JSON may say "\\ud800"

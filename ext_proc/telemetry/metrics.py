@@ -92,6 +92,14 @@ class Histogram(Collector):
         child[0][bisect_left(self._bounds_ns, value_ns)] += 1
         child[1][0] += value_ns
 
+    def observe_each(self, named_ns: Iterable[tuple[str, int]]) -> None:
+        """Count a time for each value of the one label."""
+        children, bounds = self._children, self._bounds_ns
+        for name, value_ns in named_ns:
+            counts, total = children.get((name,)) or self._child((name,))
+            counts[bisect_left(bounds, value_ns)] += 1
+            total[0] += value_ns
+
     def observe_all(self, labels: Labels, values_ns: Sequence[int]) -> None:
         """Count many times in nanoseconds."""
         counts, total = self._child(labels)
@@ -175,7 +183,7 @@ class Metrics:
             version, platform.python_version()
         ).set(1)
         by_quality = ("profile", "quality")
-        self.requests: Final = self._counter(
+        self.requests: Final = self._tally(
             "requests", "Exchanges that ended", ("profile", "dialect", "quality", "outcome")
         )
         self.stages: Final = self._histogram(
@@ -214,7 +222,7 @@ class Metrics:
             ("profile",),
             PACE_BOUNDS_S,
         )
-        self.tokens: Final = self._counter(
+        self.tokens: Final = self._tally(
             "tokens",
             "Tokens in, out, in the upstream's prefix cache, saved, and of prompts estimated",
             ("direction", *by_quality),
@@ -224,7 +232,7 @@ class Metrics:
             "Tokens of the texts that a rule cut, before and after it",
             ("rule", "when"),
         )
-        self.tasks: Final = self._counter(
+        self.tasks: Final = self._tally(
             "tasks", "What was asked for, as far as it could be told", ("intent", "domain")
         )
         self.experts: Final = self._counter(

@@ -17,7 +17,7 @@ from ext_proc.telemetry.metrics import Metrics
 from ext_proc.telemetry.routes import decision_of
 from ext_proc.telemetry.skips import reason_of
 from ext_proc.telemetry.traceparent import parse_traceparent
-from filters.api import Boarding, Clock, Note
+from filters.api import Boarding, Clock
 from filters.cache_record import Unreadable
 from filters.pace import HELD_MS
 
@@ -43,6 +43,7 @@ CHANGES: Final = {
 }
 """Notes by which `params` says what it set, and what that is counted as."""
 UNREADABLES: Final = frozenset(Unreadable)
+_TROUBLES: Final = (".failed", ".skip")
 MOST_TEXT: Final = 128  # characters of a model's name or a note: both may be a client's own text
 WRITE_AFTER_S: Final = 0.02  # nobody reads a log faster
 MOST_WAITING: Final = 32  # written in a millisecond, for which others have to wait
@@ -186,10 +187,9 @@ class Telemetry:
         metrics = self.metrics
         profile, quality = facts.profile, facts.quality
         dialect = facts.dialect.name if facts.dialect else "none"
-        metrics.requests[profile, dialect, quality, facts.outcome].inc()
+        metrics.requests.add((profile, dialect, quality, facts.outcome))
         metrics.exchanges.observe((profile, quality, facts.outcome), elapsed_ns)
-        for stage, stage_ns in facts.stages:
-            metrics.stages.observe((stage,), stage_ns)
+        metrics.stages.observe_each(facts.stages)
         if facts.broken is not None:
             metrics.broken[dialect, facts.broken].inc()
         if facts.first_token_ns:
@@ -204,12 +204,12 @@ class Telemetry:
                 ("cached", usage.cached),
             ):
                 if tokens:
-                    metrics.tokens[direction, profile, quality].inc(tokens)
+                    metrics.tokens.add((direction, profile, quality), tokens)
         for rule, (before, after) in by_rule(facts.cuts).items():
             metrics.cuts[rule, "before"].inc(before)
             metrics.cuts[rule, "after"].inc(after)
         if facts.task is not None:
-            metrics.tasks[facts.task.intent, facts.task.domain].inc()
+            metrics.tasks.add((facts.task.intent, facts.task.domain))
         if facts.notes:
             self._count_notes(facts)
             if isinstance(held_ms := facts.notes.get(HELD_MS), int) and held_ms > 0:
@@ -224,7 +224,7 @@ class Telemetry:
         if notes.get("cache") in CACHE_OUTCOMES:
             self._count_cache(facts, str(notes["cache"]))
         if isinstance(estimated := notes.get(ESTIMATED), int):
-            metrics.tokens["estimated", facts.profile, facts.quality].inc(estimated)
+            metrics.tokens.add(("estimated", facts.profile, facts.quality), estimated)
         if (unreadable := notes.get(UNREADABLE)) in UNREADABLES:
             metrics.unreadable[(str(unreadable),)].inc()
         if (decision := decision_of(facts)) is not None:
@@ -232,14 +232,14 @@ class Telemetry:
         if facts.task is not None and EXPERT in notes:
             metrics.experts[facts.task.domain, str(notes[EXPERT])].inc()
         for key, note in notes.items():
-            if key in CHANGES:
+            if key.endswith(_TROUBLES):
+                filter_name, _, what = key.rpartition(".")
+                if what == "failed":
+                    metrics.filter_errors[(filter_name,)].inc()
+                else:
+                    metrics.skips[filter_name, reason_of(note)].inc()
+            elif key in CHANGES:
                 metrics.params[(CHANGES[key],)].inc()
-                continue
-            filter_name, _, what = key.rpartition(".")
-            if what == "failed":
-                metrics.filter_errors[(filter_name,)].inc()
-            elif what == "skip":
-                metrics.skips[filter_name, reason_of(note)].inc()
 
     def _count_cache(self, facts: Facts, outcome: str) -> None:
         notes, metrics, profile = facts.notes, self.metrics, facts.profile
@@ -252,7 +252,7 @@ class Telemetry:
                 metrics.saved_tokens.add((profile, direction), tokens)
                 saved += tokens
         if saved:
-            metrics.tokens["saved", profile, facts.quality].inc(saved)
+            metrics.tokens.add(("saved", profile, facts.quality), saved)
         if isinstance(saved_ms := notes.get(SAVED_MS), int) and saved_ms > 0:
             metrics.saved_seconds.add((profile,), saved_ms / 1000)
 
@@ -389,8 +389,7 @@ def _add_what_filters_said(facts: Facts, fields: dict[str, Any]) -> None:
     if facts.cuts:
         fields["cuts"] = by_rule(facts.cuts)
     if facts.notes:
-        fields["notes"] = {key: _short(note) for key, note in facts.notes.items()}
-
-
-def _short(note: Note) -> Note:
-    return note[:MOST_TEXT] if isinstance(note, str) else note
+        fields["notes"] = {
+            key: note[:MOST_TEXT] if isinstance(note, str) else note
+            for key, note in facts.notes.items()
+        }
