@@ -63,7 +63,7 @@ LONG: Final = Stream(
 CROWD: Final = replace(SHORT, name="crowd", rate=2.5 * SHORT_RATE)
 EQUAL: Final = replace(SHORT, classes=None)
 FEW: Final = 0.5 / SHORT_RATE
-"""So many times both: the pool can read all of it in three quarters of its time."""
+"""So many times both: the pool can read all of it in four fifths of its time."""
 FEW_SHORT: Final = replace(SHORT, rate=FEW * SHORT.rate)
 FEW_LONG: Final = replace(LONG, rate=FEW * LONG.rate)
 FLOODING: Final = replace(EQUAL, name=FLOOD, rate=2 * SHORT_RATE, tenants=1)
