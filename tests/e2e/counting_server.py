@@ -17,6 +17,18 @@ EVENT: Final = '"event":"held"'
 OURS: Final = ("ext_proc", "filters")
 
 
+class Mallinfo2(ctypes.Structure):
+    """What `mallinfo2` of the C library returns."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
 def held() -> dict[str, object]:
     """Count what is reachable, and what the process wrote to, after all that can be freed is."""
     gc.collect()
@@ -25,11 +37,16 @@ def held() -> dict[str, object]:
     ours = Counter(f"{module}.{name}" for module, name in named if module.startswith(OURS))
     count, blocks = len(there), sys.getallocatedblocks()
     del there
-    ctypes.CDLL(None).malloc_trim(0)
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Mallinfo2
+    library.malloc_trim(0)
+    info = library.mallinfo2()
+    taken = info.uordblks + info.hblkhd
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     kib = {name: int(size) for name, size, *_ in (line.split() for line in lines)}
     anonymous = kib["Anonymous:"] * 1024
-    return {"objects": count, "blocks": blocks, "anonymous": anonymous, "ours": ours}
+    found = {"objects": count, "blocks": blocks, "taken": taken, "anonymous": anonymous}
+    return {**found, "ours": ours}
 
 
 def tell(*_: object) -> None:
