@@ -44,11 +44,13 @@ class Glossary:
         self._cased: Final = [_Finder(some) for some in _several(cased)]
         self._uncased: Final = [_Finder(some, lower=True) for some in _several(uncased)]
 
-    def used_in(self, texts: Iterable[str], most: int) -> list[str]:
+    def used_in(self, texts: Sequence[str], most: int) -> list[str]:
         """Return at most so many of the terms in `texts`, in the order they first come.
 
         In that order a longer conversation only adds behind what a shorter one had.
         """
+        if not self._may_be_used_in("\n".join(texts)):
+            return []
         found: dict[str, None] = {}
         for text in texts:
             for term in self._in(text):
@@ -56,6 +58,15 @@ class Glossary:
                     return list(found)
                 found[term] = None
         return list(found)
+
+    def _may_be_used_in(self, text: str) -> bool:
+        """Tell all texts at once that none of them has a term, as most have none."""
+        lower = text.lower()
+        if len(lower) != len(text):
+            return True
+        return any(one.may_find(lower) for one in self._uncased) or any(
+            one.may_find(text) for one in self._cased
+        )
 
     def _in(self, text: str) -> Iterator[str]:
         lower = text.lower()
