@@ -50,7 +50,7 @@ ANSWER_SHARE: Final = 0.02
 """What share of a replica's work an answer is while it is written: steps are shared by many."""
 HEARD_SHARE: Final = 0.002
 """The weight of what a replica says in the average: of eight, some three seconds count."""
-MOST_COUNTED_S: Final = 12.0
+MOST_COUNTED_S: Final = 4.0
 """What a prompt counts at the most in how much a replica works: one that takes half a minute says
 nothing of what is to come, and its replica would be left idle for minutes after it."""
 SENT_SHARE: Final = 0.01

@@ -11,7 +11,7 @@ from filters.block_book import Chain
 
 STALE_S: Final = 2.0
 """What a replica said longer ago than this says nothing of how it is."""
-RECENT_S: Final = 90.0
+RECENT_S: Final = 30.0
 """Work sent so long ago counts for a third of the same work just sent."""
 LATE_S: Final = 1.2
 """A first token may come so late whatever was expected, before its replica is avoided."""

@@ -14,11 +14,11 @@ FAR: Final = 1e12
 ENOUGH: Final = 0.80
 """Who holds so much of a prompt is as good as who holds all of it."""
 
-OVERWORKED: Final = 1.15
+OVERWORKED: Final = 1.25
 """A replica that works so many times what all do on the average does too much."""
 
 BALANCE: Final = 5.0
-MOST_BALANCE: Final = 25.0
+MOST_BALANCE: Final = 50.0
 """What a prompt gives up for balance is no more than so many times its prefill, and so many behind
 a replica that does too much: where it goes matters for that being spared when it comes back, and a
 short one would wait behind others beside a replica that rests after a long one."""
@@ -40,8 +40,8 @@ class Expected:
         self,
         cost: PrefillCost,
         own_weight: float = 2.0,
-        balance_s: float = 20.0,
-        overworked_s: float = 100.0,
+        balance_s: float = 8.0,
+        overworked_s: float = 50.0,
     ) -> None:
         self._cost: Final = cost
         self.own_weight = own_weight

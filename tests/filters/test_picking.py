@@ -270,7 +270,7 @@ def test_who_has_as_many_as_it_should_is_left_while_another_has_room() -> None:
 
 
 def test_a_prompt_that_takes_minutes_leaves_its_replica_no_less_liked_for_it() -> None:
-    """Twelve seconds of it count as work: afterwards that replica is used again."""
+    """Four seconds of it count as work: afterwards that replica is used again."""
     picker = made("expected", A)
     picker.pick(asked("a", 300_000), 0.0)
     replica = picker.replicas[A]
