@@ -14,6 +14,7 @@ from filters.dialects import base
 from filters.dialects.base import BodyPrompt, Shape, count, items, mapping, pieces, sse, text
 from filters.document import Document
 from filters.framing import Event, SseFramer
+from tests.exchanges import WORDS, ask
 
 SHAPE = Shape(
     turns=lambda document: [Turn(Role.USER, (), (name,)) for name in document.root],
@@ -108,6 +109,21 @@ def test_turns_are_read_once_until_an_edit_may_have_moved_them() -> None:
     assert first is asked.turns()
     asked.document.set(("d",), "e")
     assert [("a",), ("d",)] == [turn.path for turn in asked.turns()]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_is_said_follows_every_edit_and_its_undoing(name: str) -> None:
+    """A text that was read before an edit says afterwards what stands there then."""
+    asked = ask(name, "first").prompt
+    (one,) = asked.texts()
+    assert ("first", ["first"]) == (one.value, list(asked.said()))
+    mark = asked.document.mark()
+    one.value = "second"
+    assert ("second", ["second"]) == (one.value, list(asked.said()))
+    asked.document.rollback(mark)
+    assert ("first", ["first"]) == (one.value, list(asked.said()))
+    asked.document.remove(asked.turns()[0].path)
+    assert ("", []) == (one.value, list(asked.said()))
 
 
 def test_only_transport_that_is_present_is_named() -> None:
