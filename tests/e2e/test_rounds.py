@@ -35,11 +35,11 @@ MOST_OURS: Final = (ROUNDS - WARM) * BROKEN // 4
 MOST_MORE: Final = {
     "objects": (ROUNDS - WARM) * BROKEN,  # a connection of the proxy's has some fifty
     "blocks": MORE // 7,  # of Python's memory, also what is no object to the collector
-    # Bytes that C code has, without those between them that are free: grpc.aio leaves 150 of each
-    # stream (grpc/grpc#43360), ours 6.
+    # Bytes that C code has, without those between them that are free: with grpc.aio 150 of each
+    # stream are left (grpc/grpc#43360 is a report that fits), with our own transport 6.
     "taken": MORE * 512,
     # Bytes of the process, also free ones that cannot be given back. With grpc.aio that is up to
-    # 1,300 for each stream at first, which comes to rest.
+    # 1,300 for each stream at first, and a third of that later.
     "anonymous": MORE * 4_096,
 }
 REST: Final = (
