@@ -268,6 +268,13 @@ def test_only_a_profile_must_be_given() -> None:
     assert {"full": PoolSettings(cluster="full")} == dict(settings.pools)
 
 
+def test_750_exchanges_may_be_open_unless_the_file_says_otherwise() -> None:
+    """So the shipped file and docs/queues.md say; what is over is refused."""
+    assert 750 == settings_of("profiles: {raw: {}}").server.most_exchanges
+    settings = settings_of("server: {most_exchanges: 751}\nprofiles: {raw: {}}")
+    assert 751 == settings.server.most_exchanges
+
+
 def test_the_block_is_found_in_envoys_file() -> None:
     """Under `node.metadata`, which Envoy passes on and does not read."""
     block = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["node"]["metadata"]["forebay"]
