@@ -119,7 +119,8 @@ def show(
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     table.add_column("ms, µs of CPU", style="bold")
     columns = (
-        *("gap p50", "p99", "max", "first p50", "p99", "late: up", "forebay", "client"),
+        *("gap p50", "p99", "max", "first p50", "p99", "end p50", "p99"),
+        *("late: up", "forebay", "client"),
         *("µs/frame", "adds", "Envoy", "busy", "errors"),
     )
     for column in columns:
@@ -147,7 +148,8 @@ def show(
 
 _ABOUT: Final = f"""\
 Gaps are between frames as the client's kernel received them, with whatever Envoy, the upstream and
-the machine add; `{EVEN}` shows that alone. First: from the upstream's sending to that.
+the machine add; `{EVEN}` shows that alone. First: from the upstream's sending to that. End: from
+the upstream's sending of its last event to the client's last byte.
 Late, 99th percentile: events that the upstream sent later than it was to; by how much the latest
 frame of a stream left Forebay after it was due; pieces that the client read later than its kernel
 had them, which is in no other figure. CPU of Forebay's for a frame, how much of it is not for
@@ -158,6 +160,7 @@ def _cells(one: Figures) -> list[str]:
     shown = (
         *(("gap_ms", at) for at in ("p50", "p99", "max")),
         *(("first_token_ms", at) for at in ("p50", "p99")),
+        *(("end_ms", at) for at in ("p50", "p99")),
         ("sent_late_by_upstream_ms", "p99"),
         ("latest_frame_of_a_stream_sent_late_by_forebay_ms", "p99"),
         ("read_late_by_client_ms", "p99"),

@@ -63,6 +63,9 @@ class Heard(msgspec.Struct, frozen=True):
     gaps_us: list[int]
     firsts_us: list[int]
     """From the upstream's sending to the client's receiving of each stream's first event."""
+    ends_us: list[int]
+    """From the upstream's sending of each stream's end to the client's receiving of its last byte.
+    """
     read_late_us: list[int]
     """From the kernel's receiving to the client's reading."""
     sent_late_us: list[int]
@@ -159,6 +162,7 @@ def heard(
     errors: dict[str, int] = {}
     gaps_ns: list[int] = []
     firsts_us: list[int] = []
+    ends_us: list[int] = []
     read_late_us: list[int] = []
     sent_late_us: list[int] = []
     (from_ns, cpu_before), (to_ns, cpu_after) = marks if len(marks) == 2 else ((0, ()), (0, ()))
@@ -178,11 +182,13 @@ def heard(
             firsts_us.append((texts[0] - int(sent[1])) // 1000)
         if late := LATE.search(whole):
             sent_late_us += map(int, late[1].split())
+            ends_us.append((times_ns[-1] - int(late[2])) // 1000)
     return Heard(
         seconds=(to_ns - from_ns) / 1e9,
         frames=frames,
         gaps_us=sorted(gap // 1000 for gap in gaps_ns),
         firsts_us=sorted(firsts_us),
+        ends_us=sorted(ends_us),
         read_late_us=sorted(read_late_us),
         sent_late_us=sorted(sent_late_us),
         cpu_ns=tuple(after - before for before, after in zip(cpu_before, cpu_after, strict=True)),

@@ -11,6 +11,7 @@ from ext_proc.tools.queue_goals import Goal
 
 MOST_GAP: Final = 1.25
 MOST_FIRST_MS: Final = 5.0
+MOST_END_MS: Final = 300.0
 MOST_FRAME_US: Final = 25.0
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
@@ -49,6 +50,7 @@ def _figures(seen: Round, name: str) -> Figures:
         "events": one.events,
         "gap_ms": _ms(heard.gaps_us),
         "first_token_ms": _ms(heard.firsts_us),
+        "end_ms": _ms(heard.ends_us),
         "sent_late_by_upstream_ms": _ms(heard.sent_late_us),
         "latest_frame_of_a_stream_sent_late_by_forebay_ms": _ms(one.left_late_us),
         "read_late_by_client_ms": _ms(heard.read_late_us),
@@ -117,6 +119,12 @@ def _of(name: str, one: Figures, even: Figures | None) -> Iterator[Goal]:
     what = "first token P99, beyond that of streams nobody reads"
     late_ms = max(0.0, first["p99"] - unread_ms)
     yield Goal(name, what, late_ms, MOST_FIRST_MS, unit=" ms", beside=beside)
+    if end := one["end_ms"]:
+        unread_ms = even["end_ms"]["p99"] if even and even["end_ms"] else 0.0
+        beside = f"{end['p99']:.1f} ms against {unread_ms:.1f}; P50 {end['p50']:.1f}"
+        what = "end of the stream P99, beyond that of streams nobody reads"
+        late_ms = max(0.0, end["p99"] - unread_ms)
+        yield Goal(name, what, late_ms, MOST_END_MS, unit=" ms", beside=beside)
     if (added := one["added_us_a_frame"]) is not None:
         beside = f"{one['forebay_us_a_frame']:.1f} in all, its events read"
         what = "CPU that pace adds to a frame"

@@ -1,8 +1,8 @@
 """Speak in fits to hundreds of streams at once, as models do: `bench pacing`'s upstream.
 
 A process of its own that does little beside: events are bytes made before, one loop and one heap
-hold all streams. A stream's first event has the time at which it was sent, its last one how late
-each of its events went.
+hold all streams. A stream's first event has the time at which it was sent, its last one the same
+and how late each of its events went.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 WORD: Final = " word"
 SENT: Final = re.compile(rb'"id":"@(\d+)"')
 """When the first event was sent, in nanoseconds of the wall clock, as the kernel stamps packets."""
-LATE: Final = re.compile(rb'"id":"late((?: \d+)*)"')
-"""How many microseconds later than it was to go each event went."""
+LATE: Final = re.compile(rb'"id":"late((?: \d+)*) @(\d+)"')
+"""How many microseconds later than it was to go each event went, and when the last one was sent."""
 HEADER: Final = "x-speech"
 """Which of `SPEECHES` a request wants, for how many seconds: `fits 8`."""
 THINKS_S: Final = 0.5
@@ -126,7 +126,11 @@ class Mouth:
             data = _WORDS[self._name]
         else:
             late = " ".join(map(str, self._late_us))
-            data = chunk(event("", f"late {late}")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+            data = (
+                chunk(event("", f"late {late} @{time.time_ns()}"))
+                + chunk(b"data: [DONE]\n\n")
+                + b"0\r\n\r\n"
+            )
         self.connection.sendall(data)
         if said >= self._left:
             return None

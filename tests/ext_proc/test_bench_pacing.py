@@ -20,6 +20,7 @@ from ext_proc.tools.pacing_client import Heard, Kept, Listening, frames_of, hear
 from ext_proc.tools.pacing_goals import figures_of, goals, median
 from ext_proc.tools.pacing_run import CASES, PROFILES, Seen, bootstrap, late_us
 from ext_proc.tools.pacing_speech import (
+    LATE,
     SPEECHES,
     WORD,
     Mouth,
@@ -32,6 +33,7 @@ from ext_proc.tools.queue_goals import Goal
 MS = 1_000_000
 GAP = "gap between frames P99, of the target"
 FIRST = "first token P99, beyond that of streams nobody reads"
+END = "end of the stream P99, beyond that of streams nobody reads"
 ADDED, BROKEN = "CPU that pace adds to a frame", "streams that did not come whole"
 ASKED = Listening(0, "/p/chat", "fits", 2, 7.0, (1, 2))
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -41,8 +43,8 @@ def seen(name: str = "whole", *, us: float = 1e6, late_us: int = 0, **changes: A
     """Return what a case showed in a window of ten thousand frames and twelve thousand events."""
     figures: dict[str, Any] = {
         "seconds": 10.0, "frames": 10_000, "gaps_us": [100_000] * 100, "firsts_us": [900] * 100,
-        "read_late_us": [10], "sent_late_us": [20], "cpu_ns": (round(us * 1e3), 5 * MS),
-        "errors": {},
+        "ends_us": [800] * 100, "read_late_us": [10], "sent_late_us": [20],
+        "cpu_ns": (round(us * 1e3), 5 * MS), "errors": {},
     }  # fmt: skip
     return Seen(Heard(**{**figures, **changes}), 12_000.0, [late_us], 0.5)
 
@@ -79,6 +81,8 @@ def test_a_speech_is_as_long_as_it_says(name: str, mouth: tuple[Mouth, socket.so
     assert all(at < later for at, later in pairwise(times))
     assert pytest.approx(7.0, abs=0.02) == (times[-1] - times[0]) / 1e9
     assert b'"id":"late 2 2 ' in came
+    assert (late := LATE.search(came)) is not None
+    assert SPEECHES[name].fits(7.0) * SPEECHES[name].events == len(late[1].split())
 
 
 def test_whoever_asks_is_answered_and_forgotten_when_it_leaves() -> None:
@@ -111,12 +115,13 @@ def stream(pieces: Mapping[int, bytes]) -> Kept:
 
 
 def whole(gap_ms: int) -> Kept:
-    """Return a stream that is whole; its first event was sent 3 ms before it came."""
+    """Return a stream that is whole; it was sent 3 ms before it came, and its end 250."""
     words = SPEECHES["fits"].words(ASKED.seconds)
+    ends = 1_000 + gap_ms * words
     pieces = {1_000: HEAD + chunk(event(WORD, f"@{997 * MS}"))}
     pieces |= {1_000 + gap_ms * number: chunk(event(WORD)) for number in range(1, words)}
-    end = chunk(event("", "late 5 7")) + chunk(b"data: [DONE]\n\n")
-    return stream({**pieces, 1_000 + gap_ms * words: end})
+    end = chunk(event("", f"late 5 7 @{(ends - 250) * MS}")) + chunk(b"data: [DONE]\n\n")
+    return stream({**pieces, ends: end})
 
 
 def test_gaps_count_while_all_flow() -> None:
@@ -128,6 +133,7 @@ def test_gaps_count_while_all_flow() -> None:
         frames=4 + 8,
         gaps_us=[50_000] * 7 + [100_000] * 3,
         firsts_us=[3_000] * 2,
+        ends_us=[250_000] * 2,
         read_late_us=[1_000] * 12,
         sent_late_us=[5, 5, 7, 7],
         cpu_ns=(100, 400),
@@ -188,6 +194,15 @@ def test_the_first_token_comes_at_once(first_us: int, met: bool) -> None:
     assert 0 == held(even=seen(), cut=seen(firsts_us=[800]))["cut", FIRST].found
 
 
+@pytest.mark.parametrize(("end_us", "met"), [(305_000, True), (305_100, False)])
+def test_the_end_comes_soon_after_the_models(end_us: int, met: bool) -> None:
+    """Beyond what it takes on a way without Forebay; one stream in a hundred may take longer."""
+    ends_us = [1_000] * 197 + [end_us] * 2 + [900_000]
+    found = held(even=seen(ends_us=[5_000] * 9), cut=seen(ends_us=ends_us))["cut", END]
+    assert met is found.met
+    assert not held(cut=seen(ends_us=[300_100] * 9))["cut", END].met
+
+
 @pytest.mark.parametrize(("us", "met"), [(850_000, True), (851_000, False)])
 def test_pace_adds_little_to_what_it_costs_to_read(us: float, met: bool) -> None:
     """Twelve thousand events at 50 us are read in any case; ten thousand frames are the rest."""
@@ -221,7 +236,9 @@ def test_a_figure_is_the_median_of_its_rounds() -> None:
 
 def test_streams_of_which_nothing_came_are_held_against_nothing_else() -> None:
     """There is no gap of them that could be too long."""
-    none: dict[str, Any] = {"frames": 0, "gaps_us": [], "firsts_us": [], "errors": {"no reply": 9}}
+    none: dict[str, Any] = {
+        "frames": 0, "gaps_us": [], "firsts_us": [], "ends_us": [], "errors": {"no reply": 9},
+    }  # fmt: skip
     assert [("all", BROKEN)] == list(held(even=seen(**none), cut=seen(**none)))
 
 
@@ -262,7 +279,7 @@ def test_a_run_prints_a_table_and_goals_and_keeps_every_figure(
     one = figures["cases"]["cut lumps"]
     assert {} == one["errors"]
     assert 0 < one["frames"]
-    assert len(figures["goals"]) == printed.out.count("(goal: ") == 3
+    assert len(figures["goals"]) == printed.out.count("(goal: ") == 4
     assert "round 1 of 1: cut lumps, 4 streams" in printed.err
     assert "<svg" in output.with_suffix(".html").read_text()
 
