@@ -51,6 +51,7 @@ from tests.fakes import drive
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "envoy" / "forebay.yaml"
+EXAMPLES = sorted(f"examples/{file.name}" for file in (ROOT / "envoy/examples").glob("*.yaml"))
 
 
 class Weight(msgspec.Struct, frozen=True):
@@ -273,6 +274,16 @@ def test_750_exchanges_may_be_open_unless_the_file_says_otherwise() -> None:
     assert 750 == settings_of("profiles: {raw: {}}").server.most_exchanges
     settings = settings_of("server: {most_exchanges: 751}\nprofiles: {raw: {}}")
     assert 751 == settings.server.most_exchanges
+
+
+@pytest.mark.parametrize("name", ["forebay.yaml", *EXAMPLES])
+def test_envoy_ends_a_request_whose_body_is_not_whole_in_300_s(name: str) -> None:
+    """Else heads without a body, which count towards no cap, would be held for ever."""
+    tree = read_yaml(SHIPPED.parent / name).value
+    (ingress,) = (one for one in tree["static_resources"]["listeners"] if one["name"] == "ingress")
+    managers = [chain["filters"][0]["typed_config"] for chain in ingress["filter_chains"]]
+    assert ["300s"] * len(managers) == [one["request_timeout"] for one in managers]
+    assert managers
 
 
 def test_the_block_is_found_in_envoys_file() -> None:
