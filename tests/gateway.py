@@ -1,8 +1,9 @@
 """A whole gateway for tests: Envoy on the shipped YAML, a server process, a simulated upstream.
 
 Only addresses differ from `envoy/forebay.yaml` (or from an example beside it), how long Envoy waits
-for Forebay before it goes on without (`waiting`), and what a test's `edit` says. Every program is a
-child of its own; the simulator runs in a thread, so that clients that block can call it.
+for a connection (`connecting`) and for Forebay before it goes on without (`waiting`), and what a
+test's `edit` says. Every program is a child of its own; the simulator runs in a thread, so that
+clients that block can call it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHIPPED: Final = Path(__file__).parents[1] / "envoy" / "forebay.yaml"
 POOLS: Final = ("full", "best_effort")
 PIPE_BYTES: Final = 1 << 20  # thousands of lines: what finds the pipe full is lost
 PATIENCE_S: Final = 60.0  # for what takes milliseconds on a machine that does nothing else
-LONG: Final = "60s"  # a request that passed without Forebay would show nothing
+LONG: Final = "60s"  # a request that passed without Forebay or failed would show nothing
 # Below the range from which the kernel takes ports for outgoing connections, so that a server that
 # is started again finds its port free.
 PORTS: Final = range(10_000, 32_000)
@@ -258,6 +259,7 @@ class Gateway:
         )
         self.tree: Final = derive(read_yaml(file), load(file, {}), local)
         waiting(self.tree, LONG)
+        connecting(self.tree, LONG)
         if otlp:  # spans leave as soon as they end
             layer = {"name": "soon", "static_layer": {OTLP_FLUSH: 20}}
             self.tree["layered_runtime"]["layers"].append(layer)
@@ -381,6 +383,16 @@ def waiting(tree: dict[str, Any], timeout: str) -> None:
     filters = ingress["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
     (ext_proc,) = (one for one in filters if one["name"] == "envoy.filters.http.ext_proc")
     ext_proc["typed_config"]["message_timeout"] = timeout
+
+
+def connecting(tree: dict[str, Any], timeout: str) -> None:
+    """Have Envoy wait so long for each connection.
+
+    The half second of the shipped file can be over before Envoy gets to run and sees that it is
+    connected, which is a 503; a port where nobody listens is refused at once however long it is.
+    """
+    for cluster in tree["static_resources"]["clusters"]:
+        cluster["connect_timeout"] = timeout
 
 
 def is_exchange(line: str) -> bool:
