@@ -20,7 +20,7 @@ from filters.api import (
     Verdict,
 )
 from filters.pacing import Pace, Pacer, cut
-from filters.tempo import Tempo
+from filters.tempo import Tempo, near
 from filters.units import Duration, Size, SomeSize, SomeTime
 
 TokensPerSecond: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=10_000)]
@@ -31,7 +31,9 @@ WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
 PLAIN_CHARS: Final = 128  # a piece of ASCII of that length needs no better estimate than its length
 TOKEN_CHARS: Final = 5  # of English
 IDLE_GPU: Final = 0.5
-NEAR_MS: Final = 30.0
+LOOKS_NS: Final = 1_000_000_000
+"""Between two looks at the GPU: replicas are asked about as often, and the rate takes as long."""
+NEVER_NS: Final = 1 << 63
 HELD_MS: Final = "pace.held_ms"
 LATE_MS: Final = "pace.late_ms"
 RTT_HEADER: Final = "x-forebay-rtt"
@@ -79,6 +81,8 @@ class PaceFilter(Filter[PaceConfig]):
         """None where nothing is paced."""
         self._tempo: Tempo | None = None
         self._most: float = config.rate
+        self._look_ns = NEVER_NS
+        """When to look at the GPU; never where the client is far, which is told but once."""
 
     @classmethod
     def prepare(cls, config: PaceConfig) -> Pace:
@@ -113,21 +117,17 @@ class PaceFilter(Filter[PaceConfig]):
         self._pacer = Pacer(self.prepared, self.config.rate)
         if self.config.adapt:
             self._tempo = Tempo(self.config.rate)
-            self._most = self._fastest(exchange)
+            if near(exchange.head.headers.get(RTT_HEADER, "")):
+                self._look(exchange, self.ports.clock.monotonic_ns())
 
-    def _fastest(self, exchange: Exchange) -> float:
-        """Return the most tokens a second that replica and client are good for."""
-        told = exchange.head.headers.get(RTT_HEADER, "")
-        try:
-            rtt_ms = float(told)
-        except ValueError:
-            return self.config.rate
+    def _look(self, exchange: Exchange, now_ns: int) -> None:
+        """Choose the most tokens a second that the replica is good for, until the next look."""
+        self._look_ns = now_ns + LOOKS_NS
         served = exchange.reply_head.served if exchange.reply_head else ""
         address = served or next(iter(exchange.endpoints), "")
         busy = self.ports.replicas.gpu_usage(exchange.pool, address)
-        if busy is None or busy >= IDLE_GPU or not 0 <= rtt_ms < NEAR_MS:
-            return self.config.rate
-        return self.config.fast
+        idle = busy is not None and busy < IDLE_GPU
+        self._most = self.config.fast if idle else self.config.rate
 
     def on_delta(self, exchange: Exchange, delta: Delta) -> Iterable[Delta]:
         """Keep what is early; make an event of many tokens several."""
@@ -137,6 +137,8 @@ class PaceFilter(Filter[PaceConfig]):
         now_ns = self.ports.clock.monotonic_ns()
         tokens = self._tokens(delta.text)
         if tokens and (tempo := self._tempo) is not None:
+            if now_ns >= self._look_ns:
+                self._look(exchange, now_ns)
             tempo.hear(now_ns, tokens)
             if not pacer.held_tokens:  # else each frame that goes sets the rate
                 pacer.set_rate(tempo.follow(now_ns, self._most, 0))
@@ -187,6 +189,8 @@ class PaceFilter(Filter[PaceConfig]):
             return ()
         now_ns = self.ports.clock.monotonic_ns()
         if self._tempo is not None and not pacer.ending:
+            if now_ns >= self._look_ns:
+                self._look(exchange, now_ns)
             pacer.set_rate(self._tempo.follow(now_ns, self._most, pacer.held_tokens))
         return pacer.due(now_ns)
 

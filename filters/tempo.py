@@ -16,8 +16,17 @@ AHEAD: Final = 1.1
 SMOOTH_NS: Final = 1_000_000_000.0
 """A change of the rate is nearly done by then."""
 SLOWEST: Final = 1.0
+NEAR_MS: Final = 30.0
 ALIKE: Final = 0.01
 """A rate so near to what is wanted is that: then it stays, and nobody computes with it anew."""
+
+
+def near(told: str) -> bool:
+    """Tell whether a client is less than 30 ms away, by what the proxy says in milliseconds."""
+    try:
+        return 0 <= float(told) < NEAR_MS
+    except ValueError:
+        return False
 
 
 class Tempo:

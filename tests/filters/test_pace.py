@@ -242,6 +242,58 @@ def test_a_near_client_of_an_idle_gpu_gets_more(rtt: str, gpu: float | None, rat
     assert flow.exchange.notes["pace.rate"] == pytest.approx(rate, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "rate"),
+    [(0.2, 0.8, 80), (0.8, 0.2, 120), (0.2, None, 80), (None, 0.2, 120)],
+)
+def test_a_gpu_that_gets_busy_or_rests_is_followed(
+    before: float | None, after: float | None, rate: float
+) -> None:
+    """While what came waits; whether it is known or not."""
+    gpus = {} if before is None else {"10.0.0.1:8000": before}
+    exchange = ask("openai.chat", "why?", stream=True, headers={RTT_HEADER: "3"})
+    exchange.endpoints = ("10.0.0.1:8000",)
+    flow = Flow(exchange=exchange, replicas=FakeReplicas(gpus=gpus))
+    for event in flow.events("".join(f" word{number}" for number in range(2_000))):
+        flow.feed(event)
+    flow.later(3)
+    gpus.clear()
+    if after is not None:
+        gpus["10.0.0.1:8000"] = after
+    flow.later(6)
+    assert None is not flow.run.wake_ns()
+    flow.end()
+    assert flow.exchange.notes["pace.rate"] == pytest.approx(rate, abs=2)
+
+
+@pytest.mark.parametrize(("rtt", "looks"), [("3", 1 + 5), ("300", 0)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_gpu_is_looked_at_once_a_second(rtt: str, looks: int, *, waits: bool) -> None:
+    """However many frames go, and whether something waits; never for a client that is far."""
+    asked: list[str] = []
+
+    class Counting(FakeReplicas):
+        def gpu_usage(self, pool: str, address: str) -> float | None:
+            asked.append(address)
+            return super().gpu_usage(pool, address)
+
+    exchange = ask("openai.chat", "why?", stream=True, headers={RTT_HEADER: rtt})
+    exchange.endpoints = ("10.0.0.1:8000",)
+    flow = Flow(exchange=exchange, replicas=Counting(gpus={"10.0.0.1:8000": 0.2}))
+    events = flow.events("".join(f" word{number}" for number in range(2_000)))
+    if waits:
+        for event in events:
+            flow.feed(event)
+    for number in range(10 * 5 + 9):
+        frames = flow.later(0.1)
+        if waits:
+            assert frames
+        else:
+            assert flow.feed(events[number])
+            flow.clock.advance(0.1)
+    assert ["10.0.0.1:8000"] * looks == asked
+
+
 def test_a_client_that_leaves_frees_what_waits() -> None:
     """Nothing is left to send, or to keep."""
     flow = Flow()
