@@ -19,6 +19,7 @@ from tests.e2e.by_hand import PATIENCE_S, Asked, ByHand
 from tests.e2e.conftest import Gateways
 from tests.e2e.test_editing import END, SSE, event, exchange, streamed
 from tests.gateway import POOLS, Edit, Gateway
+from tests.redis_server import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CUT: Final = "faq"
@@ -84,6 +85,15 @@ async def speak(gateway: Gateway, upstream: Asked, pieces: Iterable[bytes]) -> N
                 pass  # and Envoy goes on
 
 
+async def one_waits(gateway: Gateway) -> None:
+    """Wait until something of a stream waits."""
+
+    def there() -> bool:
+        return 1 == gateway.metrics()["forebay_pace_streams"]
+
+    await asyncio.to_thread(until, "a stream of which something waits", there)
+
+
 @pytest.mark.parametrize("profile", [CUT, WHOLE, SLOW_WHOLE])
 async def test_what_had_to_wait_arrives_byte_for_byte(
     gateway: Gateway, by_hand: ByHand, profile: str
@@ -102,11 +112,17 @@ async def test_what_had_to_wait_arrives_byte_for_byte(
     assert b"".join(WORDS[:20]) + END == got
     assert "complete" == seen.lines[0]["outcome"]
     assert "pace.rate" in seen.notes
+    if profile == SLOW_WHOLE:  # the others may have been spoken to no faster than they go
+        assert seen.notes["pace.held_ms"] > 0
 
 
-async def test_a_burst_in_many_chunks_waits(call: Caller, by_hand: ByHand) -> None:
+async def test_a_burst_in_many_chunks_waits(
+    gateway: Gateway, call: Caller, by_hand: ByHand
+) -> None:
     """And arrives byte for byte."""
-    reply = await streamed(call, by_hand, CUT, *WORDS, END)
+    with gateway.watch() as seen:
+        reply = await streamed(call, by_hand, CUT, *WORDS, END)
+    assert seen.notes["pace.held_ms"] > 0
     assert (200, False) == (reply.status, reply.cut)
     assert b"".join(WORDS) + END == reply.body
 
@@ -153,6 +169,7 @@ async def test_a_client_that_leaves_frees_what_waits_for_it(
                 await upstream.chunk(word)
             await client.begin()
             await client.chunk()
+            await one_waits(gateway)
             client.leave()
             await upstream.left()
     assert "gone" == seen.lines[0]["outcome"]
@@ -172,6 +189,7 @@ async def test_an_upstream_that_dies_ends_the_stream_and_frees_what_waits(
                 await upstream.chunk(word)
             await client.begin()
             await client.chunk()
+            await one_waits(gateway)
             upstream.die()
             assert not (await client.rest()).endswith(b"0\r\n\r\n")
     assert "gone" == seen.lines[0]["outcome"]
@@ -202,6 +220,7 @@ async def test_what_waits_survives_the_end_of_forebay_where_chunks_stay_whole(
         await speak(mortal, upstream, WORDS[:10])
         await client.begin()
         got = await client.chunk()
+        await one_waits(mortal)
         server.signal(signal.SIGKILL)
         await asyncio.to_thread(server.wait)
         if profile == SLOW:
