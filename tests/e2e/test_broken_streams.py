@@ -220,6 +220,57 @@ async def test_a_stream_that_breaks_off_is_told_counted_and_not_kept(
         gateway.settle()
 
 
+GEMINI: Final = "gemini.generate"
+ELEMENT: Final = b'{"candidates":[{"content":{"parts":[{"text":"The"}]},"index":0}]}'
+HALF_ELEMENT: Final = b',\r\n{"candidates":[{"cont'
+ARRAY_ERROR: Final = b",%b]" % DIALECTS[GEMINI].error(502, WHY)
+
+
+@pytest.mark.parametrize(
+    ("profile", "left", "told"),
+    [
+        (WATCHES, b"", ARRAY_ERROR),
+        (EDITS, b"", ARRAY_ERROR),
+        (WATCHES, HALF_ELEMENT, HALF_ELEMENT),
+        (EDITS, HALF_ELEMENT, ARRAY_ERROR),
+    ],
+)
+async def test_an_array_that_breaks_off_is_closed_by_its_error_counted_and_not_kept(
+    gateway: Gateway, call: Caller, by_hand: ByHand, profile: str, left: bytes, told: bytes
+) -> None:
+    """Gemini's stream without `alt=sse`. Behind half an element that is out nothing can follow."""
+    name = f'forebay_streams_broken_total{{dialect="{GEMINI}",how="unfinished"}}'
+    question = ask_for(GEMINI, f"Why {uuid.uuid4().hex}?", stream=True, array=True)
+    before = gateway.metrics().get(name, 0)
+    with gateway.watch() as seen:
+        reading = asyncio.Event()
+        reply = asyncio.create_task(read(call, question, profile, reading))
+        asked = await by_hand.asked()
+        await asked.head("application/json")
+        await asked.chunk(b"[" + ELEMENT)
+        await reading.wait()
+        if left:
+            await asked.chunk(left)
+        await asked.end()
+        body = await reply
+    assert b"[" + ELEMENT + told == body
+    assert ["unfinished"] == [line["broken"] for line in seen.lines]
+    assert before + 1 == gateway.metrics()[name]
+    view = DIALECTS[GEMINI]
+    prompt = view.read(Document(question.body), question.path)
+    kind, whole = view.replay(parse(answer(GEMINI, TEXT)), prompt)
+    for cache in ("MISS", "HIT"):
+        again = asyncio.create_task(call(question, profile))
+        if cache == "MISS":
+            asked = await by_hand.asked()
+            await asked.head(kind)
+            await asked.chunk(whole)
+            await asked.end()
+        got = await again
+        assert (cache, False) == (got.cache, got.cut)
+        gateway.settle()
+
+
 @pytest.mark.parametrize("profile", [WATCHES, EDITS])
 async def test_a_compressed_reply_passes_untouched_and_is_counted(
     gateway: Gateway, call: Caller, by_hand: ByHand, profile: str

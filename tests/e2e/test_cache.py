@@ -368,3 +368,41 @@ async def test_a_stream_that_means_nothing_passes_and_is_not_kept(
     assert (200, body) == (passed.status, passed.body[: len(body)])
     assert (0 if body.startswith(b"data: ") else 1) == passed.body.count(b'data: {"error":')
     assert "MISS" == again.cache
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(
+    ("behind", "asked_again"),
+    [
+        (b"garbage", "HIT"),
+        (b"\xff\xfe\x00\n\n", "HIT"),
+        (b": comment\n\n", "HIT"),
+        (b"event: x", "HIT"),
+        (b"data: {not json\n\n", "MISS"),
+    ],
+)
+async def test_what_stands_behind_the_end_of_a_stream_passes(
+    gateway: Gateway,
+    call: Caller,
+    direct: Caller,
+    question: str,
+    behind: bytes,
+    asked_again: str,
+    *,
+    apart: bool,
+) -> None:
+    """The answer in front of it is kept without it; not where it is an event that nobody can read.
+
+    Whether it comes with the end or by itself.
+    """
+    asked = ask_for(CHAT, question, stream=True)
+    whole = await direct(asked)
+    stream = whole.body
+    assert stream.endswith(b"data: [DONE]\n\n")
+    cuts = [stream, behind] if apart else [stream + behind]
+    sse = ",".join(base64.b64encode(cut).decode() for cut in cuts)
+    passed, again, _ = await twice(gateway, call, asked, sse=sse)
+    assert (200, stream + behind) == (passed.status, passed.body)
+    assert ("MISS", asked_again) == (passed.cache, again.cache)
+    assert streamed_text(CHAT, asked, whole) == streamed_text(CHAT, asked, again)
+    assert again.body.endswith(b"data: [DONE]\n\n")
