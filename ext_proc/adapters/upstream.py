@@ -21,7 +21,9 @@ MOST_CALLS: Final = 64
 """At once. A light model that has fallen behind gets no queue of drafts that nobody waits for."""
 MOST_ANSWER_BYTES: Final = 256 * 1024  # 200 tokens are 1 KiB; logprobs and usage come beside them
 IDLE_S: Final = 15.0  # a connection that nobody used; Envoy keeps its end for an hour
-CONNECT_S: Final = 0.25  # a socket on this machine answers at once or not at all
+# A socket on this machine answers at once or not at all, but a loop that has much to do sees late
+# that it did. Who asks has a deadline.
+CONNECT_S: Final = 5.0
 
 
 class UpstreamWatch(Protocol):
