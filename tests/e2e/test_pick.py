@@ -16,6 +16,7 @@ import pytest
 
 from ext_proc.tools.replica_life import INSTANT, Model
 from ext_proc.tools.simulator import Simulator
+from filters.prefill_cost import PrefillCost
 from tests.calls import Caller, Reply, ask_for
 from tests.e2e.conftest import Gateways
 from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway
@@ -138,6 +139,31 @@ async def test_the_log_says_who_was_picked_and_why(
     assert f"127.0.0.1:{port}" == seen.notes["pick.replica"]
     assert seen.notes["pick.why"].startswith(f"expected: 127.0.0.1:{port} ")
     assert seen.notes["pick.held"] > 1_000
+
+
+def costs(gateway: Gateway) -> dict[str, float]:
+    """Return what the metrics say that Forebay learned of the cost of a prefill."""
+    return {
+        name.partition('constant="')[2].partition('"')[0]: value
+        for name, value in gateway.metrics().items()
+        if name.startswith("forebay_replica_cost{") and f'pool="{FULL}"' in name
+    }
+
+
+async def test_what_a_prefill_costs_is_learned_and_shown(
+    picking: Gateway, http: aiohttp.ClientSession
+) -> None:
+    """At first the constants are where they begin; first tokens move those that had a part."""
+    know_all(picking)
+    begin = dict(PrefillCost().constants())
+    assert begin == costs(picking)
+    caller = Caller(http, picking.url, KEY)
+    for number in range(4):
+        served_by(await asked(caller, document(number)))
+    learned = costs(picking)
+    assert begin.keys() == learned.keys()
+    moved = {constant for constant, value in learned.items() if value != begin[constant]}
+    assert moved >= {"token_s", "base_s"}
 
 
 async def test_a_replica_that_is_gone_costs_no_request(
