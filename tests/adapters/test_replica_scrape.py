@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
+from statistics import fmean
 
 import pytest
 
@@ -87,6 +89,35 @@ async def test_pages_are_asked_for_again_and_again(
     server.running = 7
     await told.until("said", server.address, len(told.events) + 2)
     assert ("said", server.address, Said(0, 7, 0.0)) == told.events[-1]
+
+
+async def test_a_replica_is_asked_twenty_times_a_second_and_never_in_step(
+    told: Told, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses are 50 ms, a fifth more or less: several gateways do not ask all at once."""
+    pauses: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 40:
+            enough.set()
+            await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    scraper = Scraper(told, rng=random.Random(1).random, sleep=sleep)
+    with monkeypatch.context() as stopped:
+        # The clock stands still: an answer takes nothing off the pause behind it.
+        stopped.setattr(loop, "time", lambda: now_s)
+        scraper.follow([server.address])
+        await enough.wait()
+    await scraper.close()
+    assert {"said"} == {kind for kind, _, _ in told.events}
+    assert 40 == len(set(pauses))
+    assert 0.04 <= min(pauses) < 0.045
+    assert 0.055 < max(pauses) <= 0.06
+    assert pytest.approx(0.05, rel=0.05) == fmean(pauses)
 
 
 async def test_tensorrts_place_is_found(told: Told, scraper: Scraper, server: ModelServer) -> None:
