@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,9 +20,11 @@ import pytest
 from ext_proc.tools.simulator import Simulator
 from filters.live_slots import FIRST
 from tests.calls import Ask, Caller, Reply, ask_for, streamed_text
+from tests.e2e.by_hand import Asked, ByHand
 from tests.e2e.conftest import Gateways
+from tests.exchanges import answer
 from tests.failing_upstream import FailingUpstream
-from tests.gateway import SHIPPED, Edit, Gateway, Upstream, waiting
+from tests.gateway import POOLS, SHIPPED, Edit, Gateway, Upstream, waiting
 from tests.held_upstream import HeldUpstream
 from tests.redis_server import until
 
@@ -35,6 +38,9 @@ SHED: Final = (
 )
 SLOTS: Final = 'forebay_queue_slots{pool="full"}'
 EXAMPLE: Final = SHIPPED.parent / "examples" / "replicas.yaml"
+CLASS: Final = "x-mesh-class"
+CLASSES: Final = {"batch": "low", "faq": "normal", "chat": "high", "raw": "urgent"}
+"""By profiles that Envoy's file has routes for."""
 Asking = asyncio.Task[Reply]
 
 
@@ -189,6 +195,110 @@ async def test_who_waited_as_long_as_it_may_is_told_when_to_ask_again(
         replies = await asyncio.gather(*first, *patient)
         assert [200, 200] == [reply.status for reply in replies]
         await until_free(gateway)
+
+
+async def test_four_classes_of_profiles_are_served_by_their_urgency(
+    gateways: Gateways, http: aiohttp.ClientSession, by_hand: ByHand, listening: socket.socket
+) -> None:
+    """Whoever came first; within a class, who came first."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        queued({"slots": 1})(tree)
+        profiles = tree["node"]["metadata"]["forebay"]["profiles"]
+        for name, word in CLASSES.items():
+            profiles[name] = {"admit": {"priority": word}}
+
+    low, normal, high, urgent = CLASSES
+    names = (low, low, normal, high, urgent, urgent, normal)
+    with gateways.open(pools=pools_at(listening), edit=edit) as gateway:
+        assert [0, 4, 5, 3, 2, 6, 1] == await in_turn(
+            gateway, http, by_hand, [(name, {}) for name in names]
+        )
+
+
+async def test_who_has_the_class_that_the_mesh_names_comes_next(
+    gateways: Gateways,
+    http: aiohttp.ClientSession,
+    by_hand: ByHand,
+    listening: socket.socket,
+    transport: Edit,
+) -> None:
+    """Past those of the profile's class, which came before it."""
+    edit = queued({"slots": 1}, {"priority": "low", "header": CLASS}, also=transport)
+    asked = [*[("", {})] * 4, ("", {CLASS: "urgent"})]
+    with gateways.open(pools=pools_at(listening), edit=edit) as gateway:
+        assert [0, 4, 1, 2, 3] == await in_turn(gateway, http, by_hand, asked)
+
+
+async def test_a_class_claimed_in_another_way_changes_nothing(
+    gateways: Gateways, http: aiohttp.ClientSession, by_hand: ByHand, listening: socket.socket
+) -> None:
+    """A header that is not the mesh's, a word that is no class, a name that Envoy takes off."""
+    edit = queued({"slots": 1}, {"priority": "low", "header": CLASS})
+    claims = [{"x-priority": "urgent"}, {CLASS: "first"}, {"x-forebay-class": "urgent"}]
+    asked = [("", given) for given in ({}, {}, *claims)]
+    with gateways.open(pools=pools_at(listening), edit=edit) as gateway:
+        assert [0, 1, 2, 3, 4] == await in_turn(gateway, http, by_hand, asked)
+
+
+async def test_where_no_header_is_trusted_none_names_a_class(
+    gateways: Gateways, http: aiohttp.ClientSession, by_hand: ByHand, listening: socket.socket
+) -> None:
+    """As it is shipped."""
+    asked = [("", {}), ("", {}), ("", {CLASS: "urgent"})]
+    with gateways.open(pools=pools_at(listening), edit=queued({"slots": 1})) as gateway:
+        assert [0, 1, 2] == await in_turn(gateway, http, by_hand, asked)
+
+
+def pools_at(listening: socket.socket) -> dict[str, list[int]]:
+    return {name: [listening.getsockname()[1]] for name in POOLS}
+
+
+async def in_turn(
+    gateway: Gateway,
+    http: aiohttp.ClientSession,
+    by_hand: ByHand,
+    asked: Sequence[tuple[str, Mapping[str, str]]],
+) -> list[int]:
+    """Have all wait behind the first, each by its profile and headers; return who came when.
+
+    One at a time is at the model server, and the next one comes when that is answered.
+    """
+    call = Caller(http, gateway.url)
+
+    def ask_as(number: int) -> Asking:
+        profile, given = asked[number]
+        headers = {**given, "x-number": str(number)}
+        return asyncio.ensure_future(call(short(number), profile, headers))
+
+    asking = [ask_as(0)]
+    at_model = await by_hand.asked()
+    for number in range(1, len(asked)):
+        asking.append(ask_as(number))
+        await until_all_wait(gateway, number)
+    order = [number_of(at_model)]
+    while len(order) < len(asked):
+        await at_model.whole("application/json", answer(CHAT, "It is."))
+        at_model = await by_hand.asked()
+        order.append(number_of(at_model))
+    await at_model.whole("application/json", answer(CHAT, "It is."))
+    assert [200] * len(asked) == [reply.status for reply in await asyncio.gather(*asking)]
+    return order
+
+
+def number_of(asked: Asked) -> int:
+    return int(asked.request.lower().partition(b"\r\nx-number: ")[2].partition(b"\r\n")[0])
+
+
+async def until_all_wait(gateway: Gateway, count: int) -> None:
+    """Wait until so many wait, of whatever class."""
+
+    def waits() -> bool:
+        metrics = gateway.metrics()
+        names = (name for name in metrics if name.startswith("forebay_queue_depth"))
+        return count == sum(metrics[name] for name in names)
+
+    await asyncio.to_thread(until, f"{count} that wait", waits)
 
 
 async def test_clients_that_leave_the_queue_free_their_places(
