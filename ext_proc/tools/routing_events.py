@@ -33,11 +33,16 @@ class EventRun(Run):
         *,
         gateways: int = 1,
         events: bool = True,
+        shared: bool = True,
         seed: int = 1,
     ) -> None:
-        """Make a run; without `events`, replicas do not say what they hold."""
+        """Make a run; without `events`, replicas do not say what they hold.
+
+        Without `shared`, a prompt is held only where its own gateway sent it.
+        """
         super().__init__(load, EXPECTED, replicas, seed=seed)
         self._name = WITH_EVENTS if events else EXPECTED
+        self._shared: Final = shared
         self._books: Final = [BlockBook() for _ in range(gateways)] if events else []
         self._pickers: Final[list[Picker]] = []
         self._by: Final[dict[int, Picker]] = {}
@@ -107,7 +112,7 @@ class EventRun(Run):
         ask = super()._wish(chain, prompt)
         if self.picker.book is not None:
             ids = ids_in(chain[: prompt // BLOCK_TOKENS])
-            ask.chain = self.picker.book.chain(ids, shared=True)
+            ask.chain = self.picker.book.chain(ids, shared=self._shared)
         return ask
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.tools.routing_events import EventRun, ids_in
+from ext_proc.tools.routing_events_table import HEAD, rows
 from ext_proc.tools.routing_loads import LOADS
 from filters.block_book import ID_BYTES
 
@@ -29,6 +30,16 @@ def test_several_gateways_find_what_others_sent() -> None:
 def test_one_gateway_loses_nothing_by_it() -> None:
     """It knows what was sent where in any case."""
     assert hits(gateways=1, events=True) > hits(gateways=1, events=False) - 0.01
+
+
+@pytest.mark.slow
+def test_the_table_has_a_row_for_each_number_of_gateways() -> None:
+    """The shares are of what one cache as large as all could have: with events, nearly all."""
+    table = [row.strip("| ").split(" | ") for row in rows("shared", requests=600, replicas=4)]
+    assert [["shared", "1"], ["shared", "2"], ["shared", "4"]] == [row[:2] for row in table]
+    assert {HEAD.partition("\n")[0].count("|") - 1} == {len(row) for row in table}
+    _, _, alone, told, *_ = table[-1]
+    assert float(alone.removesuffix(" %")) < float(told.removesuffix(" %")) <= 100
 
 
 @pytest.mark.slow
