@@ -19,6 +19,8 @@ from tests.e2e.http2_client import STREAM_WINDOW_BYTES, Http2Client
 from tests.e2e.test_windows import (
     EDITS,
     END,
+    FASTEST,
+    PACES,
     PASSES,
     SERVER,
     WATCHES,
@@ -50,7 +52,12 @@ async def measure(profile: str, *, defaults: bool) -> None:
     def edit(tree: dict[str, Any]) -> None:
         cache = {"any_temperature": True, "admit_after": 1}
         profiles = tree["node"]["metadata"]["forebay"]["profiles"]
-        profiles |= {PASSES: {}, WATCHES: {"cache": cache}, EDITS: {"edit": {}}}
+        profiles |= {
+            PASSES: {},
+            WATCHES: {"cache": cache},
+            EDITS: {"edit": {}},
+            PACES: {"pace": {"rate": FASTEST, "fast": FASTEST, "adapt": False, "most": 1_000}},
+        }
         for cluster in tree["static_resources"]["clusters"] if defaults else ():
             cluster.pop("per_connection_buffer_limit_bytes", None)
             if cluster["name"] == "forebay":
@@ -79,7 +86,7 @@ async def measure(profile: str, *, defaults: bool) -> None:
                     task.cancel()
     gaps.sort()
     print(
-        f"{profile:5} {'default windows' if defaults else 'as shipped':16}",
+        f"{profile:9} {'default windows' if defaults else 'as shipped':16}",
         f"median {gaps[len(gaps) // 2] * 1e3:5.1f} ms",
         f"P99 {gaps[len(gaps) * 99 // 100] * 1e3:5.1f} ms, longest {gaps[-1] * 1e3:5.1f} ms;",
         f"{taken / 1e6:.2f} of {len(WHOLE) / 1e6:.2f} MB taken in",
@@ -87,6 +94,6 @@ async def measure(profile: str, *, defaults: bool) -> None:
 
 
 if __name__ == "__main__":
-    for each in (PASSES, WATCHES, EDITS):
+    for each in (PASSES, WATCHES, EDITS, PACES):
         for defaults in (True, False):
             asyncio.run(measure(each, defaults=defaults))
