@@ -113,6 +113,10 @@ class FairQueue:
         """Return how many of each class wait in a queue."""
         return self._of(lane).waiting.counts()
 
+    def depth_of(self, tenant: str, lane: Lane) -> dict[Priority, int]:
+        """Return how many of one tenant's do."""
+        return self._of(lane).waiting.counts_of(tenant)
+
     def enter(self, wish: Wish, now_s: float) -> tuple[Ticket, Ticket | None]:
         """Take somebody in, who is served at once, waits, or is sent away as the ticket says.
 

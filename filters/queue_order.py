@@ -239,6 +239,11 @@ class Waiting:
         """Return how many wait in each class."""
         return {priority: len(one.by_age) for priority, one in self._classes.items()}
 
+    def counts_of(self, tenant: str) -> dict[Priority, int]:
+        """Return how many of one tenant wait in each class."""
+        found = ((priority, one.tenants.get(tenant)) for priority, one in self._classes.items())
+        return {priority: len(one.tickets) if one else 0 for priority, one in found}
+
     def rate(self, now_s: float) -> float:
         """Return how many a second it was let out of late, while somebody waited; 0: not known."""
         busy_s = self._busy_s + (now_s - self._at_s if self.count else 0.0)

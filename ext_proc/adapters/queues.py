@@ -49,6 +49,8 @@ class Figures:
     """How many it has."""
     in_use: Mapping[Lane, int]
     depth: Mapping[Lane, Mapping[Priority, int]]
+    anonymous: Mapping[Lane, Mapping[Priority, int]]
+    """How many of `depth` came without a credential."""
 
 
 class HeldSlot:
@@ -237,6 +239,7 @@ class PoolQueues:
                 pool.queue.capacity,
                 {lane: pool.queue.slots_of(lane) for lane in Lane},
                 {lane: pool.queue.depth(lane) for lane in Lane},
+                {lane: pool.queue.depth_of(self._nobody, lane) for lane in Lane},
             )
             for name, pool in self._pools.items()
             if pool.limits is not None

@@ -35,6 +35,10 @@ class QueueFigures(Protocol):
     def depth(self) -> Mapping[Lane, Mapping[Priority, int]]:
         """How many wait."""
 
+    @property
+    def anonymous(self) -> Mapping[Lane, Mapping[Priority, int]]:
+        """How many of them came without a credential."""
+
 
 class QueueMetrics(Collector):
     """Metrics of every pool with queues; `figures` is called when they are read."""
@@ -66,15 +70,15 @@ class QueueMetrics(Collector):
         in_use = GaugeMetricFamily(
             "forebay_queue_in_use", "Slots that are held", labels=["pool", "queue"]
         )
-        depth = GaugeMetricFamily(
-            "forebay_queue_depth", "Exchanges that wait", labels=["pool", "queue", "class"]
-        )
+        depth = GaugeMetricFamily("forebay_queue_depth", "Exchanges that wait", labels=_LABELS)
         for name, pool in pools.items():
             slots.add_metric([name], pool.slots)
             for lane in Lane:
                 in_use.add_metric([name, lane], pool.in_use[lane])
                 for priority, count in pool.depth[lane].items():
-                    depth.add_metric([name, lane, priority.word], count)
+                    anonymous = pool.anonymous[lane][priority]
+                    for named, some in ((True, count - anonymous), (False, anonymous)):
+                        depth.add_metric([name, lane, priority.word, TENANTS[named]], some)
         return [slots, in_use, depth, *self._waits.collect(), *self._shed.collect()]
 
 

@@ -123,6 +123,24 @@ async def test_who_leaves_frees_the_place(door: Door) -> None:
     assert isinstance(await third, HeldSlot)
 
 
+async def test_who_waits_without_a_credential_is_counted_by_itself(door: Door) -> None:
+    """Among all who wait."""
+    first = await door.slot()
+    waiting = [door.come("a"), door.come("nobody"), door.come("nobody", lane=Lane.BULK)]
+    await turn()
+    figures = door.queues.figures()[POOL]
+    found = [(figures.depth[lane], figures.anonymous[lane]) for lane in Lane]
+    none = dict.fromkeys(Priority, 0)
+    one, two = ({**none, Priority.NORMAL: count} for count in (1, 2))
+    assert [(two, one), (one, one)] == found
+    first.release()
+    for each in waiting:
+        held = await each
+        assert isinstance(held, HeldSlot)
+        held.release()
+    assert [none, none] == [door.queues.figures()[POOL].anonymous[lane] for lane in Lane]
+
+
 async def test_who_waits_holds_no_thread_and_no_task(door: Door) -> None:
     """But the future of its own exchange; one timer serves all."""
     first = await door.slot()

@@ -25,7 +25,7 @@ from tests.held_upstream import HeldUpstream
 WAITING: Final = 200
 SERVER: Final = ("-m", "tests.e2e.measure_leaving")
 LEFT: Final = "left the queue at "
-DEPTH: Final = 'forebay_queue_depth{class="normal",pool="full",queue="fast"}'
+DEPTH: Final = 'forebay_queue_depth{class="normal",pool="full",queue="fast",tenant="anonymous"}'
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -31,7 +31,7 @@ from tests.redis_server import until
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "openai.chat"
 LONG: Final = " ".join(f"Basin {number} lies at {number * 7} m." for number in range(1_500))
-DEPTH: Final = 'forebay_queue_depth{class="%s",pool="full",queue="%s"}'
+DEPTH: Final = 'forebay_queue_depth{class="%s",pool="full",queue="%s",tenant="%s"}'
 IN_USE: Final = 'forebay_queue_in_use{pool="full",queue="%s"}'
 SHED: Final = (
     'forebay_queue_shed_total{class="normal",pool="full",queue="fast",reason="%s",tenant="%s"}'
@@ -73,7 +73,7 @@ def ask(call: Caller, asks: Sequence[Ask], profile: str = "") -> list[Asking]:
 
 
 def depth(metrics: Mapping[str, float], queue: str = "fast", name: str = "normal") -> float:
-    return metrics[DEPTH % (name, queue)]
+    return sum(metrics[DEPTH % (name, queue, tenant)] for tenant in ("named", "anonymous"))
 
 
 async def until_waiting(gateway: Gateway, count: int, queue: str = "fast") -> None:

@@ -219,6 +219,12 @@ def test_everybody_is_served_in_the_order_that_a_naive_model_says(
         for lane in Lane:
             depth = {priority: len(model.of(lane, priority)) for priority in Priority}
             assert (model.held(lane), depth) == (queue.slots_of(lane), queue.depth(lane))
+            its = Counter(
+                one.wish.priority
+                for one in model.waiting
+                if ("a", lane) == (one.wish.tenant, one.wish.lane)
+            )
+            assert {priority: its[priority] for priority in Priority} == queue.depth_of("a", lane)
 
 
 def _comes(step: Wish, queue: FairQueue, model: Naive, now_s: float) -> None:
