@@ -438,6 +438,8 @@ async def test_whatever_becomes_of_a_thousand_nothing_is_left_over(
             try:
                 reply = await asking
             except (asyncio.CancelledError, aiohttp.ClientError):
+                if fate == "stays":
+                    raise
                 ended[fate] += 1
                 return
             if fate == "stays":
