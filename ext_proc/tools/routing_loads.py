@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final, NamedTuple, TypeAlias
 
+from blake3 import blake3
+
 from ext_proc.tools.replica_model import BLOCK_TOKENS, Hardware
 
 Label: TypeAlias = tuple[str, int]
@@ -28,7 +30,7 @@ class Tokens:
         self.count = 0
         self.parts: list[tuple[Label, int]] = []
         """What it consists of."""
-        self._begun: tuple[tuple[Label, int, int], ...] = ()
+        self._begun: tuple[tuple[int, int, int], ...] = ()
         """What the block that is not whole yet consists of."""
 
     def copy(self) -> Tokens:
@@ -41,19 +43,21 @@ class Tokens:
     def add(self, label: Label, tokens: int) -> Tokens:
         """Go on with so many tokens, the same wherever the label is; return the stream."""
         self.parts.append((label, tokens))
+        # A string's own hash is another one in each process, and a beginning's home would be, too.
+        mark = int.from_bytes(blake3(repr(label).encode()).digest(8), "little")
         chain, at = self.chain, 0
         if filled := self.count % BLOCK_TOKENS:
             at = min(tokens, BLOCK_TOKENS - filled)
-            self._begun += ((label, 0, at),)
+            self._begun += ((mark, 0, at),)
             if filled + at == BLOCK_TOKENS:
                 chain.append(hash((chain[-1] if chain else 0, self._begun)))
                 self._begun = ()
         self.count += tokens
         while tokens - at >= BLOCK_TOKENS:
-            chain.append(hash((chain[-1] if chain else 0, label, at)))
+            chain.append(hash((chain[-1] if chain else 0, mark, at)))
             at += BLOCK_TOKENS
         if at < tokens:
-            self._begun += ((label, at, tokens - at),)
+            self._begun += ((mark, at, tokens - at),)
         return self
 
 
