@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.calls import Caller, ask_for, streamed_text
+from tests.calls import Ask, Caller, ask_for, streamed_text
 from tests.e2e.conftest import Gateways
 from tests.e2e.counting_server import EVENT
 from tests.gateway import Edit, Gateway, Upstream
@@ -28,6 +28,10 @@ ROUNDS: Final = 10
 WARM: Final = 3  # rounds: by then all is loaded, and all bounded memory has what it will have
 PROFILE: Final = "chat"
 BROKEN: Final = STREAMS // 20
+LEAVE: Final = STREAMS * 3 // 10
+FATES: Final = {"leaves": LEAVE, "broken": BROKEN, "stays": STREAMS - LEAVE - BROKEN}
+TOKENS: Final = "20"  # of an answer
+LATEST_S: Final = 2.0  # by then who leaves has left, whether a reply began or not
 # Streams of the rounds after the warm-up: one thing left of each is seen, and one of ours that is
 # left of those that broke off. As a rule not one is, and of Python's memory some fifty blocks.
 MORE: Final = (ROUNDS - WARM) * STREAMS
@@ -49,11 +53,27 @@ REST: Final = (
 )
 
 
+def asking(number: int) -> Ask:
+    """Return what one of the clients asks."""
+    return ask_for(CHAT, f"Why is basin {number} calm?", stream=True, temperature=1.0)
+
+
+async def unpaced(http: aiohttp.ClientSession, upstream: Upstream) -> list[str]:
+    """Return what the upstream says to each of them without a gateway: always the same."""
+    call = Caller(http, upstream.url)
+    asked = [asking(number) for number in range(STREAMS)]
+    replies = await asyncio.gather(*(call(one, tokens=TOKENS) for one in asked))
+    return [streamed_text(CHAT, one, reply) for one, reply in zip(asked, replies, strict=True)]
+
+
 class Round:
     """One of them: three of ten clients leave at some time, one of twenty upstreams resets."""
 
-    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession, seed: int) -> None:
+    def __init__(
+        self, gateway: Gateway, http: aiohttp.ClientSession, texts: Sequence[str], seed: int
+    ) -> None:
         self._call: Final = Caller(http, gateway.url)
+        self._texts: Final = texts
         self._rng: Final = random.Random(seed)
         self.ended: Final[Counter[str]] = Counter()
 
@@ -63,26 +83,38 @@ class Round:
     async def _one(self, number: int) -> None:
         rng = self._rng
         fate = "leaves" if number % 10 < 3 else "broken" if number % 20 == 9 else "stays"
-        question = ask_for(CHAT, f"Why is basin {number} calm?", stream=True, temperature=1.0)
-        commands = {"delay": f"{rng.random() / 5:.3f}", "tokens": "20"}
+        question = asking(number)
+        commands = {"delay": f"{rng.random() / 5:.3f}", "tokens": TOKENS}
         if fate == "broken":
             commands["close"] = "300"
-        asking = asyncio.ensure_future(self._call(question, PROFILE, None, **commands))
-        if fate == "leaves":
-            await asyncio.wait([asking], timeout=rng.random() * 2)
-            if not asking.cancel():
-                fate = "stays"
         try:
-            reply = await asking
-        except (asyncio.CancelledError, aiohttp.ClientError):
+            if fate == "leaves":
+                # In the queue or in the midst of its reply; never behind it, however fast that is.
+                some = int(rng.random() * len(self._texts[number]))
+                async with asyncio.timeout(rng.random() * LATEST_S):
+                    await self._begin(question, commands, some)
+                self.ended[fate] += 1
+                return
+            reply = await self._call(question, PROFILE, None, **commands)
+        except (TimeoutError, aiohttp.ClientError):
             if fate == "stays":
                 raise
             self.ended[fate] += 1
             return
         if fate == "stays":
             assert (200, False) == (reply.status, reply.cut)
-            assert streamed_text(CHAT, question, reply)
+            assert self._texts[number] == streamed_text(CHAT, question, reply)
         self.ended[fate] += 1
+
+    async def _begin(self, question: Ask, commands: Mapping[str, str], some: int) -> None:
+        """Read so many bytes of a reply, which are some of its events, and leave."""
+        headers = {f"x-test-{name}": value for name, value in commands.items()}
+        headers["content-type"] = "application/json"
+        path = f"{self._call.url}/p/{PROFILE}{question.path}"
+        async with self._call.http.post(path, data=question.body, headers=headers) as reply:
+            assert 200 == reply.status
+            await reply.content.readexactly(some)
+            reply.close()
 
 
 def held(gateway: Gateway) -> dict[str, Any]:
@@ -115,12 +147,12 @@ async def test_ten_rounds_leave_nothing_behind(
         forebay["server"]["most_exchanges"] = 2 * STREAMS
 
     told = []
+    texts = await unpaced(http, upstream)
     with gateways.open(upstream=upstream, edit=edit, program=SERVER) as gateway:
         for number in range(ROUNDS):
-            one = Round(gateway, http, number)
+            one = Round(gateway, http, texts, number)
             await one.run()
-            assert (STREAMS, BROKEN) == (one.ended.total(), one.ended["broken"])
-            assert one.ended["leaves"] > 0
+            assert FATES == one.ended
             await asyncio.to_thread(until, "rest", lambda: not open_ones(gateway))
             gateway.settle()
             told.append(held(gateway))
