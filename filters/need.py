@@ -1,7 +1,8 @@
 """Reckon how much of a pool work of one kind needs, from how much it held of late.
 
 What comes by chance needs more than it holds on average, or it waits: about the root of that more
-(the square-root rule of queueing theory). Twice the root hardly helps, half of it is felt.
+(the square-root rule of queueing theory). Half of the root is felt. Twice the root helps little,
+and takes a third of what long prompts have in a pool that is full.
 """
 
 from __future__ import annotations
