@@ -40,8 +40,8 @@ class Expected:
         self,
         cost: PrefillCost,
         own_weight: float = 2.0,
-        balance_s: float = 10.0,
-        overworked_s: float = 70.0,
+        balance_s: float = 12.0,
+        overworked_s: float = 100.0,
     ) -> None:
         self._cost: Final = cost
         self.own_weight = own_weight
