@@ -52,7 +52,7 @@ from filters.api import (
     Usage,
 )
 from filters.bounds import has_too_many_containers, has_too_many_values
-from filters.breaking import UPSTREAMS, Break, ending
+from filters.breaking import UPSTREAMS, Break, ending, is_clients_fault
 from filters.dialects import dialect_of
 from filters.document import Document, parse
 from filters.errors import NO_REPLICA, FilterError, NotJson
@@ -193,6 +193,7 @@ class Session:
 
     __slots__ = (
         "_awaits",
+        "_blameless",
         "_dialect",
         "_duplex",
         "_ended",
@@ -259,6 +260,8 @@ class Session:
         """None where nothing of the reply has to wait."""
         self._settled = False
         """A streamed answer ended or failed, or cannot be told from one that did."""
+        self._blameless = False
+        """Its streamed answer failed by the client's fault, as far as the upstream says."""
         self._last_event: StreamEvent | None = None
         """The last one with data."""
         self._error = b""
@@ -729,6 +732,8 @@ class Session:
             self._settled = True
             if delta.failed and facts.broken is None:
                 facts.broken = Break.FAILED
+                said = self._last_event
+                self._blameless = said is not None and is_clients_fault(said.data)
         if not delta.text:
             return
         at = self._gateway.clock.monotonic_ns()
@@ -763,7 +768,7 @@ class Session:
             if stream and not self._settled and outcome is Outcome.GONE:
                 facts.broken = facts.broken or Break.CUT
             if facts.broken in UPSTREAMS and self._exchange is not None:
-                self._exchange.broke_off = True
+                self._exchange.broke_off = not self._blameless
         self._ended = True
         if self._awaits:
             self._awaits = False

@@ -217,7 +217,7 @@ class Gemini:
         delta.finish = _finish(response, first)
         delta.usage = _usage(response.get("usageMetadata"))
         delta.done = _is_finished(response)
-        delta.failed = "error" in response
+        delta.failed = response.get("error") is not None
         return delta
 
     def assemble(self, events: Sequence[Event]) -> bytes | None:
@@ -231,7 +231,7 @@ class Gemini:
             if not event.data:
                 continue
             chunk = parse_or_none(event.data)
-            if not isinstance(chunk, dict) or "error" in chunk:
+            if not isinstance(chunk, dict) or chunk.get("error") is not None:
                 return None
             for key, value in chunk.items():
                 if key == "usageMetadata":

@@ -574,6 +574,30 @@ def test_a_client_that_leaves_after_the_end_changes_nothing(witnessed: Stage) ->
     assert 1 == len(stored(witnessed))
 
 
+class Blame(Filter[Config]):
+    """Notes whether the upstream is to blame for an answer that is none."""
+
+    name: ClassVar[str] = "blame"
+    config_type: ClassVar[type[Config]] = Config
+
+    async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        exchange.note("blame", str(exchange.broke_off))
+
+
+@pytest.mark.parametrize(("code", "upstreams"), [(400, False), (429, False), (500, True)])
+def test_an_upstream_is_not_to_blame_for_an_error_of_the_clients(
+    code: int, upstreams: bool
+) -> None:
+    """The answer failed either way, and is counted so."""
+    made = Stage({"all": [(Blame, Config()), FAQ]})
+    made.open("all")
+    error = b'data: {"error":{"message":"x","code":%d}}\n\ndata: [DONE]\n\n' % code
+    made.receive(*request(STREAMED_CHAT), *reply(SSE, error))
+    made.leave()
+    (facts,) = made.books.ended
+    assert ("failed", str(upstreams)) == (facts.broken, facts.notes["blame"])
+
+
 class Cancelled(BaseException):
     """Stands for the event loop's own."""
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.api import Dialect
-from filters.breaking import WHY, Ending, ending
+from filters.breaking import WHY, Ending, ending, is_clients_fault
 from filters.dialects import DIALECTS
 from filters.document import Document, parse
 from filters.framing import Event, Framer, JsonArrayFramer, SseFramer
 from tests.exchanges import answer
+from tests.odd_json import ANY_JSON
 
 PATHS: Final = {
     "openai.chat": "/v1/chat/completions",
@@ -255,6 +256,49 @@ def test_a_providers_own_error_event_is_known(name: str, event: Event) -> None:
     """It ends the answer as failed: no second error is put behind it."""
     delta = DIALECTS[name].read_event(event)
     assert (True, False, None) == (delta.failed, delta.done, delta.finish)
+
+
+@pytest.mark.parametrize(
+    ("clients", "data"),
+    [
+        (True, b'{"error":{"message":"x","type":"BadRequestError","code":400}}'),
+        (True, b'{"error":{"message":"x","code":"429"}}'),
+        (True, b'{"error":{"message":"x","type":"invalid_request_error","code":null}}'),
+        (True, b'{"error":{"message":"x","code":"context_length_exceeded"}}'),
+        (True, b'{"object":"error","message":"x","code":400}'),
+        (True, b'{"type":"error","code":"rate_limit_exceeded","message":"x"}'),
+        (True, b'{"type":"response.failed","response":{"error":{"code":"invalid_prompt"}}}'),
+        (True, b'{"type":"response.failed","response":{"error":{"code":"invalid_image_url"}}}'),
+        (True, b'{"type":"error","error":{"type":"invalid_request_error"}}'),
+        (True, b'{"type":"error","error":{"type":"rate_limit_error"}}'),
+        (True, b'{"error":{"code":400,"status":"INVALID_ARGUMENT"}}'),
+        (True, b'{"error":{"status":"RESOURCE_EXHAUSTED"}}'),
+        (False, b'{"error":{"code":503,"status":"UNAVAILABLE"}}'),
+        (False, b'{"error":{"code":500,"type":"invalid_request_error"}}'),
+        (False, b'{"error":{"message":"x","type":"server_error","code":null}}'),
+        (False, b'{"error":{"code":true,"type":["rate_limit_error"]}}'),
+        (False, b'{"error":{"code":"4000"}}'),
+        (False, b'{"error":"overloaded"}'),
+        (False, b'{"type":"error","error":{"type":"overloaded_error"}}'),
+        (False, b'{"type":"error","error":{"type":"api_error"}}'),
+        (False, b'{"type":"response.failed","response":{"error":{"code":"server_error"}}}'),
+        (False, b'{"type":"response.failed","response":{"error":null}}'),
+        (False, b'{"type":"error"}'),
+        (False, b"[400]"),
+        (False, b"{"),
+        (False, b""),
+    ],
+)
+def test_an_error_below_500_is_the_clients(clients: bool, data: bytes) -> None:
+    """What the error names decides; one that names nothing known is the upstream's."""
+    assert clients == is_clients_fault(data)
+
+
+@given(ANY_JSON)
+def test_whatever_an_error_is_somebody_is_to_blame(odd: Any) -> None:
+    """No shape of it makes the reader stumble."""
+    for error in (odd, {"error": odd}, {"error": {"code": odd, "type": odd}}, {"response": odd}):
+        assert is_clients_fault(json.dumps(error).encode()) in (True, False)
 
 
 def test_embeddings_never_stream() -> None:

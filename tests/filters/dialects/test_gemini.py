@@ -363,6 +363,15 @@ def test_a_stream_with_a_hole_assembles_to_nothing(odd: bytes) -> None:
     assert GEMINI.assemble([head, Event(odd, "", odd), tail]) is None
 
 
+def test_an_error_that_is_null_is_none() -> None:
+    """Some servers write every member they know."""
+    whole = {"error": None, **chunk({"text": "a"}, finishReason="STOP")}
+    (event,) = events(whole)
+    delta = GEMINI.read_event(event)
+    assert ("a", True, False) == (delta.text, delta.done, delta.failed)
+    assert "a" == assembled(whole)["candidates"][0]["content"]["parts"][0]["text"]
+
+
 def test_every_candidate_must_finish() -> None:
     """Of two candidates one may still be under way."""
     one = chunk({"text": "a"}, finishReason="STOP")
