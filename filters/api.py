@@ -716,11 +716,14 @@ class Breakers(Protocol):
         Whoever was admitted calls `ended` in the end.
         """
 
-    def ended(self, pool: str, *, good: bool | None) -> None:
-        """Say how an exchange that was admitted ended; None where the pool had no say in it."""
+    def ended(self, pool: str, began_ns: int, *, good: bool | None) -> None:
+        """Say how an exchange ended that was admitted at `began_ns`.
 
-    def broke(self, pool: str, began_ns: int) -> None:
-        """Say that an answer came to nothing which was told at `began_ns` to have `ended` well."""
+        `good` is None where the pool had no say in it.
+        """
+
+    def broke(self, pool: str, began_ns: int, well_ns: int) -> None:
+        """Say that an answer came to nothing which was told at `well_ns` to have `ended` well."""
 
 
 class NoBreakers:
@@ -734,10 +737,10 @@ class NoBreakers:
         """Let everybody pass."""
         return True
 
-    def ended(self, pool: str, *, good: bool | None) -> None:
+    def ended(self, pool: str, began_ns: int, *, good: bool | None) -> None:
         """Keep nothing."""
 
-    def broke(self, pool: str, began_ns: int) -> None:
+    def broke(self, pool: str, began_ns: int, well_ns: int) -> None:
         """Keep nothing."""
 
 

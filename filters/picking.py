@@ -216,7 +216,8 @@ class Picker:
 
     def avoided(self, now_s: float) -> list[Replica]:
         """Return the replicas that do not answer, as far as is known."""
-        return [one for one in self.replicas.values() if self._is_avoided(one, now_s)]
+        everyone = tuple(self.replicas.values())  # metrics are read in another thread
+        return [one for one in everyone if self._is_avoided(one, now_s)]
 
     def suspects(self, now_s: float) -> list[Replica]:
         """Return the replicas of which nobody can tell whether they answer, unless they are asked.

@@ -19,10 +19,11 @@ class Place:
         self._ports: Final = ports
         self._lease: Lease = UNLIMITED
         self._admitted = ""
-        """The pool whose breaker waits to hear how it ended."""
+        """The pool whose breaker waits to hear how it ended, since `_admitted_ns`."""
+        self._admitted_ns = 0
         self._began_well = ""
-        """The pool whose breaker was told that it did well, at `_began_ns`."""
-        self._began_ns = 0
+        """The pool whose breaker was told that it did well, at `_well_ns`."""
+        self._well_ns = 0
 
     async def enter(self, exchange: Exchange, line: Sequence[Choice], size: Size) -> Choice | None:
         """Take a place in the first pool that works and has one; None where all are full.
@@ -40,7 +41,7 @@ class Place:
                 continue
             watches = self._ports.breakers.watches(pool)
             if watches:
-                self._admitted = pool
+                self._admitted, self._admitted_ns = pool, self._ports.clock.monotonic_ns()
             if await self._take(exchange, pool):
                 if watches:
                     exchange.need(Need.HEAD)
@@ -63,7 +64,7 @@ class Place:
         """
         says = not FIRST_OF_CLIENTS <= head.status < FIRST_BAD
         if self._admitted and says and head.status < FIRST_BAD:
-            self._began_well, self._began_ns = self._admitted, self._ports.clock.monotonic_ns()
+            self._began_well, self._well_ns = self._admitted, self._ports.clock.monotonic_ns()
         self._let_go(good=head.status < FIRST_BAD if says else None)
 
     def leave(self, head: ReplyHead | None, *, broke_off: bool = False) -> None:
@@ -76,7 +77,7 @@ class Place:
             self.answered(head)
         pool, self._began_well = self._began_well, ""
         if pool and broke_off:
-            self._ports.breakers.broke(pool, self._began_ns)
+            self._ports.breakers.broke(pool, self._admitted_ns, self._well_ns)
         self._let_go(good=None)  # the client left, or it was answered here
 
     async def _take(self, exchange: Exchange, pool: str) -> bool:
@@ -91,7 +92,7 @@ class Place:
     def _let_go(self, *, good: bool | None) -> None:
         if self._admitted:
             pool, self._admitted = self._admitted, ""
-            self._ports.breakers.ended(pool, good=good)
+            self._ports.breakers.ended(pool, self._admitted_ns, good=good)
 
     def _staged(
         self, exchange: Exchange, line: Sequence[Choice], size: Size

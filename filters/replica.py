@@ -204,7 +204,7 @@ class Replica:
 
     def is_late(self, now_s: float) -> bool:
         """Tell whether a first token should have come, while nothing started since it was asked."""
-        for pick in self.unstarted.values():
+        for pick in tuple(self.unstarted.values()):  # metrics ask in another thread
             if pick.ask.watched:
                 since_s = max(pick.at_s, self.started_s)
                 return now_s - since_s > max(LATE_S, LATE_TIMES * pick.expected_s)

@@ -513,10 +513,10 @@ class FakeBreakers:
     def admits(self, pool: str) -> bool:
         return self.closed.get(pool, True)
 
-    def ended(self, pool: str, *, good: bool | None) -> None:
+    def ended(self, pool: str, began_ns: int, *, good: bool | None) -> None:
         self.ends.append((pool, good))
 
-    def broke(self, pool: str, began_ns: int) -> None:
+    def broke(self, pool: str, began_ns: int, well_ns: int) -> None:
         self.breaks.append(pool)
 
 

@@ -85,11 +85,12 @@ class ErrorBreaker:
     """Opens when the share of bad answers is too high; probes close it.
 
     1. CLOSED: all are admitted. `least` answers in the window, over `errors` of them bad: OPEN.
-    2. OPEN: none is admitted; what ends began before, and says nothing. After `rest`: PROBING.
+    2. OPEN: none is admitted, and what ends says nothing. After `rest`: PROBING.
     3. PROBING: one is admitted at a time, or after another rest should it not report. `probes` good
        ones in a row: CLOSED, and nothing counted. A bad one: OPEN.
 
-    What began well and `broke` is bad in any state, but where it began before the last opening.
+    What began well and `broke` is bad in any state. What began before the last opening says nothing
+    in any, however it ends: it is no probe, and was judged by others already.
     """
 
     __slots__ = ("_good", "_opened_ns", "_until_ns", "limits", "opened", "state", "window")
@@ -117,8 +118,13 @@ class ErrorBreaker:
         self._until_ns = now_ns + self.limits.rest_ns
         return True
 
-    def ended(self, now_ns: int, *, good: bool | None) -> None:
-        """Count how one ended; None: it says nothing, and another probe may go."""
+    def ended(self, began_ns: int, now_ns: int, *, good: bool | None) -> None:
+        """Count how one ended that was admitted at `began_ns`.
+
+        None: it says nothing, and another probe may go.
+        """
+        if began_ns <= self._opened_ns:
+            return
         match self.state:
             case BreakerState.OPEN:
                 return
@@ -128,8 +134,8 @@ class ErrorBreaker:
                 self.window.add(now_ns, good=good)
                 self._judge(now_ns)
 
-    def broke(self, began_ns: int, now_ns: int) -> None:
-        """Count that an answer which began well came to nothing: as one that never did."""
+    def broke(self, began_ns: int, well_ns: int, now_ns: int) -> None:
+        """Count that an answer which was good at `well_ns` came to nothing: as one never good."""
         if began_ns <= self._opened_ns:
             return
         match self.state:
@@ -138,7 +144,7 @@ class ErrorBreaker:
             case BreakerState.PROBING:
                 self._open(now_ns)
             case BreakerState.CLOSED:
-                self.window.spoil(began_ns, now_ns)
+                self.window.spoil(well_ns, now_ns)
                 self._judge(now_ns)
 
     def _judge(self, now_ns: int) -> None:

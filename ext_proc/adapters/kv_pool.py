@@ -128,7 +128,7 @@ class PoolEvents:
         book, reader = self._book, self._reader
         return EventFigures(
             self._events.heard,
-            sum(cache.blocks for cache in self._caches.values()),
+            sum(cache.blocks for cache in tuple(self._caches.values())),
             book.orphans if book is not None else 0,
             book.dropped if book is not None else 0,
             self._lag_s,

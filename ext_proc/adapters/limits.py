@@ -155,7 +155,7 @@ class LocalLimits:
                 gate.lost,
                 gate.unshared,
             )
-            for name, gate in self.gates.items()
+            for name, gate in tuple(self.gates.items())
             if gate.limits is not None
         }
 

@@ -56,24 +56,24 @@ class PoolBreakers:
         breaker = self._breakers.get(pool)
         return breaker is None or breaker.admits(self._clock.monotonic_ns())
 
-    def ended(self, pool: str, *, good: bool | None) -> None:
+    def ended(self, pool: str, began_ns: int, *, good: bool | None) -> None:
         """See `filters.api.Breakers`."""
         breaker = self._breakers.get(pool)
         if breaker is None:
             return
         opened, before = breaker.opened, breaker.state
-        breaker.ended(self._clock.monotonic_ns(), good=good)
+        breaker.ended(began_ns, self._clock.monotonic_ns(), good=good)
         self._tell(pool, breaker, opened)
         if breaker.state is BreakerState.CLOSED and before is BreakerState.PROBING:
             self._log.warning("breaker closed", pool=pool)
 
-    def broke(self, pool: str, began_ns: int) -> None:
+    def broke(self, pool: str, began_ns: int, well_ns: int) -> None:
         """See `filters.api.Breakers`."""
         breaker = self._breakers.get(pool)
         if breaker is None:
             return
         opened = breaker.opened
-        breaker.broke(began_ns, self._clock.monotonic_ns())
+        breaker.broke(began_ns, well_ns, self._clock.monotonic_ns())
         self._tell(pool, breaker, opened)
 
     def _tell(self, pool: str, breaker: ErrorBreaker, before: int) -> None:
@@ -84,9 +84,10 @@ class PoolBreakers:
     def figures(self) -> Mapping[str, Figures]:
         """Return how each pool's breaker is."""
         now_ns = self._clock.monotonic_ns()
-        for breaker in self._breakers.values():
+        breakers = tuple(self._breakers.items())  # metrics are read in another thread
+        for _, breaker in breakers:
             breaker.window.move(now_ns)
         return {
             name: Figures(one.state, one.opened, one.window.total, one.window.bad)
-            for name, one in self._breakers.items()
+            for name, one in breakers
         }

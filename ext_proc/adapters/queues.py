@@ -241,6 +241,6 @@ class PoolQueues:
                 {lane: pool.queue.depth(lane) for lane in Lane},
                 {lane: pool.queue.depth_of(self._nobody, lane) for lane in Lane},
             )
-            for name, pool in self._pools.items()
+            for name, pool in tuple(self._pools.items())
             if pool.limits is not None
         }

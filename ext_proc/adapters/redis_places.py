@@ -88,7 +88,8 @@ class RedisPlaces:
         """The worst state of any server; open when none could be found."""
         if self._failed and not self._nodes:
             return BreakerState.OPEN
-        return max((node.state for node in self._nodes.values()), default=BreakerState.CLOSED)
+        nodes = tuple(self._nodes.values())
+        return max((node.state for node in nodes), default=BreakerState.CLOSED)
 
     @property
     def masters(self) -> list[RedisNode]:

@@ -316,23 +316,23 @@ class FollowedReplicas:
         return {name: one for name, one in there.items() if name not in self._refusing}
 
     def figures(self) -> Mapping[str, Figures]:
-        """Return how each pool is."""
+        """Return how each pool is. Called in a thread, while the loop changes what is walked."""
         now_s = _seconds(self._clock)
         return {
             name: Figures(
                 len(pool.picker.replicas),
                 len(pool.picker.avoided(now_s)),
-                sum(len(one.picks) for one in pool.picker.replicas.values()),
+                sum(len(one.picks) for one in tuple(pool.picker.replicas.values())),
                 pool.picker.index.size,
                 pool.picker.failed,
                 pool.picker.cost.constants(),
                 None if pool.said is None else pool.said.figures(),
                 len(pool.picker.warmth),
-                pool.warm_ups,
+                dict(pool.warm_ups),
                 pool.picker.hurried,
-                {one.address: _figures(one, now_s) for one in pool.picker.replicas.values()},
+                {one.address: _figures(one, now_s) for one in tuple(pool.picker.replicas.values())},
             )
-            for name, pool in self._pools.items()
+            for name, pool in tuple(self._pools.items())
         }
 
     def _now_s(self) -> float:

@@ -124,12 +124,13 @@ class Sightings:
     @property
     def size(self) -> int:
         """Bytes in use."""
-        return sum(sketch.size for sketch in self._sketches.values())
+        return sum(sketch.size for sketch in tuple(self._sketches.values()))
 
     @property
     def shortened(self) -> int:
         """How often something was forgotten before its time, for want of room."""
-        return self._shortened + sum(sketch.shortened for sketch in self._sketches.values())
+        sketches = tuple(self._sketches.values())
+        return self._shortened + sum(sketch.shortened for sketch in sketches)
 
     def count(self, key: bytes, window_s: float, now_ns: int) -> int:
         """Count one more sighting of `key`; return how many fell in the last `window_s` seconds.

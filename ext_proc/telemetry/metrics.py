@@ -165,7 +165,7 @@ class Counts(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return what is counted by now."""
         family = CounterMetricFamily(self._name, self._documentation, labels=[self._label])
-        for value, count in self._counts().items():
+        for value, count in tuple(self._counts().items()):
             family.add_metric([value], count)
         return [family]
 

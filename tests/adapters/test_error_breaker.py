@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.error_breaker import STEPS, ErrorBreaker, Limits, Window
@@ -21,7 +21,7 @@ def opened(limits: Limits = LIMITS) -> ErrorBreaker:
     """Return a breaker that opened at 0 and may be probed after a rest."""
     breaker = ErrorBreaker(limits)
     for _ in range(limits.least):
-        breaker.ended(0, good=False)
+        breaker.ended(0, 0, good=False)
     return breaker
 
 
@@ -29,7 +29,7 @@ def told(breaker: ErrorBreaker, now_ns: int, *ends: bool | None) -> BreakerState
     """Let one exchange after the other go there and end so; return the state after that."""
     for good in ends:
         assert breaker.admits(now_ns)
-        breaker.ended(now_ns, good=good)
+        breaker.ended(now_ns, now_ns, good=good)
     return breaker.state
 
 
@@ -75,10 +75,10 @@ def test_what_began_well_and_broke_counts_as_one_bad_answer() -> None:
     breaker = ErrorBreaker(LIMITS)
     told(breaker, SECOND, *[True] * 100)
     for _ in range(5):
-        breaker.broke(SECOND, 2 * SECOND)
+        breaker.broke(SECOND, SECOND, 2 * SECOND)
     assert (100, 5) == (breaker.window.total, breaker.window.bad)
     assert BreakerState.CLOSED is breaker.state
-    breaker.broke(SECOND, 3 * SECOND)
+    breaker.broke(SECOND, SECOND, 3 * SECOND)
     assert (BreakerState.OPEN, 1) == (breaker.state, breaker.opened)
 
 
@@ -86,7 +86,7 @@ def test_a_stream_that_broke_is_counted_when_it_did() -> None:
     """Its good beginning may have left the window by then."""
     breaker = ErrorBreaker(LIMITS)
     told(breaker, 0, True)
-    breaker.broke(0, 61 * SECOND)
+    breaker.broke(0, 0, 61 * SECOND)
     assert (1, 1) == (breaker.window.total, breaker.window.bad)
 
 
@@ -94,25 +94,47 @@ def test_a_probe_that_breaks_later_opens_it_again() -> None:
     """Also behind others that were good; a stream of before it opened says nothing."""
     breaker = opened()
     assert BreakerState.PROBING is told(breaker, REST, True)
-    breaker.broke(0, REST)
+    breaker.broke(0, 0, REST)
+    breaker.broke(0, REST, REST)  # its head came late
     assert BreakerState.PROBING is breaker.state
-    breaker.broke(REST, REST + 1)
+    breaker.broke(REST, REST, REST + 1)
     assert (BreakerState.OPEN, 1) == (breaker.state, breaker.opened)
 
 
 def test_what_ends_while_it_is_open_says_nothing() -> None:
     """It began before; a good end does not close, and a bad one does not prolong."""
     breaker = opened()
-    breaker.ended(REST - 1, good=True)
-    breaker.ended(REST - 1, good=False)
+    breaker.ended(0, REST - 1, good=True)
+    breaker.ended(0, REST - 1, good=False)
     assert [False, True] == [breaker.admits(now) for now in (REST - 1, REST)]
+
+
+@pytest.mark.parametrize("good", [True, False, None])
+def test_what_began_before_it_opened_is_no_probe(good: bool | None) -> None:
+    """Late ends neither close nor prolong, nor do they let another probe go before one reports."""
+    breaker = opened()
+    assert breaker.admits(REST)
+    for _ in range(LIMITS.probes):
+        breaker.ended(0, REST + 1, good=good)
+    assert (BreakerState.PROBING, False) == (breaker.state, breaker.admits(REST + 1))
+    breaker.ended(REST, REST + 2, good=True)
+    assert BreakerState.CLOSED is told(breaker, REST + 2, True, True)
+
+
+def test_what_began_before_it_opened_does_not_open_it_again() -> None:
+    """Timeouts of a pool that hung come for long after it is well."""
+    breaker = opened()
+    assert BreakerState.CLOSED is told(breaker, REST, True, True, True)
+    for _ in range(LIMITS.least):
+        breaker.ended(0, REST + 1, good=False)
+    assert (BreakerState.CLOSED, 0) == (breaker.state, breaker.window.total)
 
 
 def test_after_the_rest_one_probe_goes_there() -> None:
     """No more than that until it reports: each bad one is an error for somebody."""
     breaker = opened()
     assert [True, False, False] == [breaker.admits(REST) for _ in range(3)]
-    breaker.ended(REST, good=True)
+    breaker.ended(REST, REST, good=True)
     assert [True, False] == [breaker.admits(REST) for _ in range(2)]
     assert BreakerState.PROBING is breaker.state
 
@@ -191,6 +213,8 @@ class AnyTraffic(RuleBasedStateMachine):
         self.listed = Listed(self.LIMITS.window_ns)
         self.state = BreakerState.CLOSED
         self.until_ns = self.good = 0
+        self.begun: list[int] = []
+        self.old: list[int] = []
 
     @rule(gap_ns=st.integers(0, 12))
     def wait(self, gap_ns: int) -> None:
@@ -203,10 +227,18 @@ class AnyTraffic(RuleBasedStateMachine):
             self.state, admitted = BreakerState.PROBING, True
             self.until_ns = self.now_ns + self.LIMITS.rest_ns
         assert admitted == self.breaker.admits(self.now_ns)
+        if admitted:
+            self.begun.append(self.now_ns)
 
+    @precondition(lambda self: self.old)
+    @rule(good=st.sampled_from([True, False, None]))
+    def end_late(self, good: bool | None) -> None:
+        self.breaker.ended(self.old.pop(), self.now_ns, good=good)
+
+    @precondition(lambda self: self.begun)
     @rule(good=st.sampled_from([True, False, False, None]))
     def end(self, good: bool | None) -> None:
-        limits = self.LIMITS
+        limits, began_ns = self.LIMITS, self.begun.pop(0)
         if self.state is BreakerState.CLOSED and good is not None:
             self.listed.answers.append((self.now_ns, good))
             total, bad = self.listed.counted(self.now_ns)
@@ -219,10 +251,11 @@ class AnyTraffic(RuleBasedStateMachine):
             self.good += good is True
             if self.good == limits.probes:
                 self.state, self.listed = BreakerState.CLOSED, replace(self.listed, answers=[])
-        self.breaker.ended(self.now_ns, good=good)
+        self.breaker.ended(began_ns, self.now_ns, good=good)
 
     def open(self) -> None:
         self.state, self.good = BreakerState.OPEN, 0
+        self.old, self.begun = self.old + self.begun, []
         self.until_ns = self.now_ns + self.LIMITS.rest_ns
 
     @invariant()

@@ -32,16 +32,16 @@ def breakers_of(*pools: str) -> tuple[PoolBreakers, FakeClock, FakeLog]:
     return breakers, clock, log
 
 
-def fail(breakers: PoolBreakers, pool: str, times: int = 20) -> None:
+def fail(breakers: PoolBreakers, clock: FakeClock, pool: str, times: int = 20) -> None:
     for _ in range(times):
         breakers.admits(pool)
-        breakers.ended(pool, good=False)
+        breakers.ended(pool, clock.monotonic_ns(), good=False)
 
 
 def test_a_pool_without_a_breaker_is_not_watched_and_always_asked() -> None:
     """What it is told of it is forgotten."""
-    breakers, _, log = breakers_of("cheap")
-    fail(breakers, "full")
+    breakers, clock, log = breakers_of("cheap")
+    fail(breakers, clock, "full")
     assert [False, True] == [breakers.watches(pool) for pool in ("full", "cheap")]
     assert breakers.admits("full")
     assert [] == log.lines
@@ -49,9 +49,9 @@ def test_a_pool_without_a_breaker_is_not_watched_and_always_asked() -> None:
 
 def test_a_pool_that_fails_is_left_alone_and_others_are_not() -> None:
     """The log says so once, with the answers that it was judged by."""
-    breakers, _, log = breakers_of("cheap", "full")
-    breakers.ended("cheap", good=True)
-    fail(breakers, "cheap")
+    breakers, clock, log = breakers_of("cheap", "full")
+    breakers.ended("cheap", clock.monotonic_ns(), good=True)
+    fail(breakers, clock, "cheap")
     assert [False, True] == [breakers.admits(pool) for pool in ("cheap", "full")]
     assert [("breaker opened", {"pool": "cheap", "answers": 20, "errors": 19})] == log.lines
 
@@ -59,25 +59,25 @@ def test_a_pool_that_fails_is_left_alone_and_others_are_not() -> None:
 def test_it_is_asked_again_after_a_rest_and_the_log_says_when_it_is_well() -> None:
     """A probe that fails is not told of: it is open as it was."""
     breakers, clock, log = breakers_of("cheap")
-    fail(breakers, "cheap")
+    fail(breakers, clock, "cheap")
     clock.advance(10)
-    fail(breakers, "cheap", 1)
+    fail(breakers, clock, "cheap", 1)
     clock.advance(10)
     for _ in range(3):
         assert breakers.admits("cheap")
-        breakers.ended("cheap", good=True)
+        breakers.ended("cheap", clock.monotonic_ns(), good=True)
     assert ["breaker opened", "breaker closed"] == [event for event, _ in log.lines]
 
 
 def test_the_same_settings_leave_a_breaker_as_it_is() -> None:
     """Other ones, or none meanwhile, make another."""
-    breakers, _, _ = breakers_of("cheap")
-    fail(breakers, "cheap")
+    breakers, clock, _ = breakers_of("cheap")
+    fail(breakers, clock, "cheap")
     breakers.follow({"cheap": LIMITS, "full": LIMITS})
     assert not breakers.admits("cheap")
     breakers.follow({"cheap": Limits(least=10)})
     assert [True, False] == [breakers.admits("cheap"), breakers.watches("full")]
-    fail(breakers, "cheap")
+    fail(breakers, clock, "cheap")
     breakers.follow({})
     breakers.follow({"cheap": Limits(least=10)})
     assert breakers.admits("cheap")
@@ -86,8 +86,8 @@ def test_the_same_settings_leave_a_breaker_as_it_is() -> None:
 def test_metrics_show_each_breaker() -> None:
     """Its state as a number, what it counts, and how often it opened."""
     breakers, clock, _ = breakers_of("cheap", "full")
-    breakers.ended("full", good=True)
-    fail(breakers, "cheap")
+    breakers.ended("full", clock.monotonic_ns(), good=True)
+    fail(breakers, clock, "cheap")
     registry = prometheus.CollectorRegistry()
     registry.register(PoolBreakerFigures(breakers.figures))
 
