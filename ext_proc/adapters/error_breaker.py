@@ -126,8 +126,6 @@ class ErrorBreaker:
         if began_ns <= self._opened_ns:
             return
         match self.state:
-            case BreakerState.OPEN:
-                return
             case BreakerState.PROBING:
                 self._probed(now_ns, good=good)
             case BreakerState.CLOSED if good is not None:
@@ -139,8 +137,6 @@ class ErrorBreaker:
         if began_ns <= self._opened_ns:
             return
         match self.state:
-            case BreakerState.OPEN:
-                return
             case BreakerState.PROBING:
                 self._open(now_ns)
             case BreakerState.CLOSED:
