@@ -75,6 +75,17 @@ class Window:
                 self._total[at] = self._bad[at] = 0
         self._last = max(step, self._last)
 
+    def counted(self, now_ns: int) -> tuple[int, int]:
+        """Return how many answers the window has by now, and how many of them were bad.
+
+        Changes nothing, so that any thread may ask; beside one that counts, it may miss an answer.
+        """
+        last = self._last
+        first = max(now_ns // self._step_ns, last) - STEPS + 1
+        kept = [number % STEPS for number in range(first, last + 1)]
+        bad = sum(self._bad[at] for at in kept)
+        return max(bad, sum(self._total[at] for at in kept)), bad
+
     def clear(self) -> None:
         """Forget everything."""
         self._total[:] = self._bad[:] = [0] * STEPS

@@ -82,12 +82,9 @@ class PoolBreakers:
             self._log.warning("breaker opened", pool=pool, answers=window.total, errors=window.bad)
 
     def figures(self) -> Mapping[str, Figures]:
-        """Return how each pool's breaker is."""
+        """Return how each pool's breaker is. Called in a thread, so it changes nothing."""
         now_ns = self._clock.monotonic_ns()
-        breakers = tuple(self._breakers.items())  # metrics are read in another thread
-        for _, breaker in breakers:
-            breaker.window.move(now_ns)
         return {
-            name: Figures(one.state, one.opened, one.window.total, one.window.bad)
-            for name, one in breakers
+            name: Figures(breaker.state, breaker.opened, *breaker.window.counted(now_ns))
+            for name, breaker in tuple(self._breakers.items())
         }

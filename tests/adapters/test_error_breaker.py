@@ -194,11 +194,12 @@ def test_a_window_counts_what_a_list_would(window_ns: int, ends: list[tuple[int,
     window, listed, now_ns = Window(window_ns), Listed(window_ns), 0
     for gap_ns, good in ends:
         now_ns += gap_ns
+        assert listed.counted(now_ns) == window.counted(now_ns)
         window.move(now_ns)
         assert listed.counted(now_ns) == (window.total, window.bad)
         window.add(now_ns, good=good)
         listed.answers.append((now_ns, good))
-        assert listed.counted(now_ns) == (window.total, window.bad)
+        assert listed.counted(now_ns) == (window.total, window.bad) == window.counted(now_ns)
 
 
 class AnyTraffic(RuleBasedStateMachine):

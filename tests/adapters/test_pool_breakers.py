@@ -102,3 +102,13 @@ def test_metrics_show_each_breaker() -> None:
     assert 0 == shown("answers", pool="full", outcome="good")
     breakers.admits("cheap")
     assert BreakerState.PROBING == shown("state", pool="cheap")
+
+
+def test_figures_leave_a_window_as_it_is() -> None:
+    """They are read in another thread than answers are counted in."""
+    breakers, clock, _ = breakers_of("cheap")
+    breakers.ended("cheap", clock.monotonic_ns(), good=False)
+    window = breakers._breakers["cheap"].window
+    clock.advance(60)
+    figures = breakers.figures()["cheap"]
+    assert ((0, 0), (1, 1)) == ((figures.total, figures.bad), (window.total, window.bad))
