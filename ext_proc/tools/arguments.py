@@ -1,11 +1,13 @@
-"""Read option values that have a unit or a bound; a wrong one is told with what was expected."""
+"""Read what options say; a wrong value is told with what was expected."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 
+from filters.errors import ConfigError
 from filters.units import Duration
 
 
@@ -45,3 +47,26 @@ def rate(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f'expected a number from 0 on, got "{text}"')
     return number
+
+
+def add_report(parser: argparse.ArgumentParser, output: str | None, words: str = "") -> None:
+    """Add `--json` and `--output`, of a command that draws what it measures.
+
+    `words` say in the help where figures are kept by default, if there is not one file for all.
+    """
+    add = parser.add_argument
+    add("--json", action="store_true", help="print every figure as JSON, and no table")
+    add(
+        "--output",
+        metavar="FILE",
+        default=output,
+        help=f"keep every figure there, and plots beside it ({words or output})",
+    )
+
+
+def output_file(text: str) -> Path:
+    """Return what `--output` names; raise `ConfigError` where no file can be made there."""
+    output = Path(text)
+    if not output.parent.is_dir():
+        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    return output

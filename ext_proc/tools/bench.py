@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich import box
@@ -27,7 +26,7 @@ from rich.text import Text
 from ext_proc.cli import complain
 from ext_proc.config import Transport
 from ext_proc.tools import bench_facts, bench_pacing, bench_queues, bench_routing
-from ext_proc.tools.arguments import at_least
+from ext_proc.tools.arguments import at_least, output_file
 from ext_proc.tools.bench_setup import ENVOY_WORKERS, REDIS_SERVER, Setup, set_up
 from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import DIGITS, LoadProcess, Result, Slice
@@ -151,9 +150,7 @@ def _names(text: str) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench`; return 1 when a request failed."""
-    output = Path(arguments.output)
-    if not output.parent.is_dir():
-        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    output = output_file(arguments.output)
     if arguments.facts:
         return bench_facts.run(output.with_name(f"{output.stem}-facts.svg"))
     redis = find_redis() if HIT_REDIS in arguments.scenarios else None

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from rich import box
@@ -20,14 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.tools import pacing_run
-from ext_proc.tools.arguments import at_least
+from ext_proc.tools.arguments import add_report, at_least, output_file
 from ext_proc.tools.machine import machine
 from ext_proc.tools.pacing_goals import Figures, Round, figures_of, goals
 from ext_proc.tools.pacing_run import CASES, EVEN, LEAST_SECONDS, SECONDS, STREAMS
 from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, missed
 from ext_proc.tools.routing_plot import STYLE, tails
-from filters.errors import ConfigError
 
 OUTPUT: Final = "bench-pacing.json"
 
@@ -52,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     names = ",".join(CASES)
     add("--cases", type=_names, default=list(CASES), metavar="A,B", help=f"only these ({names})")
-    add("--json", action="store_true", help="print every figure as JSON, and no table")
-    add(
-        "--output",
-        metavar="FILE",
-        default=OUTPUT,
-        help=f"keep every figure there, and plots beside it ({OUTPUT})",
-    )
+    add_report(parser, OUTPUT)
 
 
 def _names(text: str) -> list[str]:
@@ -71,9 +63,7 @@ def _names(text: str) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench pacing`; return 1 when a goal is missed."""
-    output = Path(arguments.output)
-    if not output.parent.is_dir():
-        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    output = output_file(arguments.output)
     console, progress = page_console(), Console(stderr=True, highlight=False)
     busy = os.getloadavg()[0]
     with progress.status("starting") as status:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Final
 
 from rich import box
@@ -23,7 +22,7 @@ from rich.text import Text
 
 from ext_proc.adapters.queues import QueueLimits
 from ext_proc.tools import queue_plot
-from ext_proc.tools.arguments import at_least
+from ext_proc.tools.arguments import add_report, at_least, output_file
 from ext_proc.tools.bench_routing import Progress
 from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, PlayedBy, goals, missed
@@ -39,7 +38,6 @@ from ext_proc.tools.queue_loads import (
     SHORT_ALONE,
 )
 from ext_proc.tools.queue_run import MEASURED_S, WARM_S, Group, Played, QueueRun
-from filters.errors import ConfigError
 from filters.fair_queue import Rules
 
 OUTPUT: Final = "bench-queues.json"
@@ -80,13 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"that run at once (as many as there are cores, at most {MOST_PROCESSES})",
     )
-    add("--json", action="store_true", help="print every figure as JSON, and no table")
-    add(
-        "--output",
-        metavar="FILE",
-        default=OUTPUT,
-        help=f"keep every figure there, and plots beside it ({OUTPUT})",
-    )
+    add_report(parser, OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +93,7 @@ class Plan:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench queues`; return 1 when a goal is missed."""
-    output = Path(arguments.output)
-    if not output.parent.is_dir():
-        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    output = output_file(arguments.output)
     console = page_console()
     plan = Plan(arguments.replicas, arguments.seconds, arguments.seed, arguments.processes)
     played = play_all(plan)

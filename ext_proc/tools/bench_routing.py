@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rich import box
@@ -22,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.tools import bench_routing_live, routing_plot
-from ext_proc.tools.arguments import at_least
+from ext_proc.tools.arguments import add_report, at_least, output_file
 from ext_proc.tools.bench_routing_live import ENVIRONMENT
 from ext_proc.tools.bench_routing_live import REPLICAS as LIVE_REPLICAS
 from ext_proc.tools.pages import page_console
@@ -106,20 +105,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PYTHON",
         help=f"of the environment whose routers are compared, live ({ENVIRONMENT})",
     )
-    add("--json", action="store_true", help="print every figure as JSON, and no table")
-    add(
-        "--output",
-        metavar="FILE",
-        help=f"keep every figure there, and plots beside it ({OUTPUT}; live {LIVE_OUTPUT})",
-    )
+    add_report(parser, None, f"{OUTPUT}; live {LIVE_OUTPUT}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay bench routing`; return 1 when a goal is missed."""
     arguments.output = arguments.output or (LIVE_OUTPUT if arguments.live else OUTPUT)
-    output = Path(arguments.output)
-    if not output.parent.is_dir():
-        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    output = output_file(arguments.output)
     console = page_console()
     if arguments.live:
         return bench_routing_live.run(arguments, console)

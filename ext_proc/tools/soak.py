@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.config import Transport
-from ext_proc.tools.arguments import at_least
+from ext_proc.tools.arguments import at_least, output_file
 from ext_proc.tools.bench import SCENARIOS, Scenario, failed_open, request_of
 from ext_proc.tools.bench_setup import Setup, set_up
 from ext_proc.tools.machine import machine
@@ -79,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `forebay soak`; return 1 when something failed, grew or was left."""
-    output = Path(arguments.output)
-    if not output.parent.is_dir():
-        raise ConfigError("--output", f"expected a file in a folder that exists, got {output}")
+    output = output_file(arguments.output)
     leaving = arguments.leaving
     plan = Plan(
         arguments.requests,
