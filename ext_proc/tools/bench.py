@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from rich import box
@@ -92,6 +93,34 @@ SCENARIOS: Final = {
 }  # fmt: skip
 
 
+class Other(NamedTuple):
+    """Another benchmark, with options of its own."""
+
+    module: ModuleType
+    summary: str
+    example: str
+    """Options that show what it is good for."""
+
+
+OTHERS: Final = {
+    "routing": Other(
+        bench_routing,
+        "compare ways to pick a replica, over model replicas in virtual time",
+        "--loads long,bursts --replicas 8,64",
+    ),
+    "queues": Other(
+        bench_queues,
+        "show what fair queues do to short and long prompts, in virtual time",
+        "--seed 2",
+    ),
+    "pacing": Other(
+        bench_pacing,
+        "show how steadily hundreds of paced streams flow, and what that costs",
+        "--streams 200",
+    ),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forebay bench`."""
     add = parser.add_argument
@@ -110,33 +139,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--transport", choices=transports, help="of Forebay (as shipped)")
     add("--facts", action="store_true", help="measure what shorter prompts keep, and nothing else")
     others = parser.add_subparsers(title="instead", metavar="WHAT")
-    routing = others.add_parser(
-        "routing",
-        help="compare ways to pick a replica, in virtual time",
-        description="Compare ways to pick a replica, over model replicas in virtual time.",
-        epilog="example:\n  forebay bench routing --loads long,bursts --replicas 8,64",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench_routing.add_arguments(routing)
-    routing.set_defaults(run=bench_routing.run, refuse=routing.error)
-    queues = others.add_parser(
-        "queues",
-        help="show what fair queues do to short and long prompts, in virtual time",
-        description="Show what fair queues do to short and long prompts, in virtual time.",
-        epilog="example:\n  forebay bench queues --seed 2",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench_queues.add_arguments(queues)
-    queues.set_defaults(run=bench_queues.run, refuse=queues.error)
-    pacing = others.add_parser(
-        "pacing",
-        help="show how steadily hundreds of paced streams flow, and what that costs",
-        description="Show how steadily hundreds of paced streams flow, and what that costs.",
-        epilog="example:\n  forebay bench pacing --streams 200",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench_pacing.add_arguments(pacing)
-    pacing.set_defaults(run=bench_pacing.run, refuse=pacing.error)
+    for name, other in OTHERS.items():
+        below = others.add_parser(
+            name,
+            help=other.summary,
+            description=f"{other.summary[0].upper()}{other.summary[1:]}.",
+            epilog=f"example:\n  forebay bench {name} {other.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        other.module.add_arguments(below)
+        below.set_defaults(run=other.module.run, refuse=below.error)
 
 
 def _names(text: str) -> list[str]:
