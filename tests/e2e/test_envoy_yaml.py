@@ -899,3 +899,15 @@ async def test_an_example_gives_its_own_errors_the_clients_shape(tmp_path: Path,
     assert "no model server can take the request" == errors[0]["message"]
     logged = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [path.partition("?")[0] for path in asked] == [line["path"] for line in logged]
+
+
+@pytest.mark.parametrize("name", ["replicas", "stages", "upstream-openai"])
+async def test_an_example_logs_what_forebay_did_as_the_shipped_file_does(name: str) -> None:
+    """Its lines have fewer members; those they have are called the same and say the same."""
+    shipped, logged = (
+        _manager(yaml.safe_load(file.read_text()))["access_log"][0]["typed_config"]["log_format"]
+        for file in (SHIPPED, FOLDER / "examples" / f"{name}.yaml")
+    )
+    told = logged["json_format"]
+    assert told == {key: shipped["json_format"].get(key) for key in told}
+    assert {"profile", "pool", "x_cache", "x_model_quality"} <= set(told)
