@@ -1168,7 +1168,10 @@ class Filter(Generic[ConfigT]):
         return ()
 
     def let_go(self) -> Iterable[Delta]:
-        """Return all that waits, in its order: the filter failed, and the client needs it."""
+        """Return all that waits, in its order: the filter failed, and the client needs it.
+
+        The piece that it failed at goes on behind that, whether it is among it or not.
+        """
         return ()
 
     async def on_finish(self, exchange: Exchange, outcome: Outcome) -> None:

@@ -85,7 +85,7 @@ class Pipeline:
 class Run:
     """One exchange's way through a pipeline: its filter instances and what became of them."""
 
-    __slots__ = ("_failed", "_holders", "_pipeline", "_reached", "_watchers", "timings")
+    __slots__ = ("_failed", "_holders", "_pipeline", "_reached", "_unwell", "_watchers", "timings")
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -95,6 +95,8 @@ class Run:
         self._watchers: list[tuple[Stage, AnyFilter]] | None = None
         self._holders: Sequence[AnyFilter] = ()
         """Those of them that may hold something."""
+        self._unwell: tuple[AnyFilter, Exception] | None = None
+        """One of these that failed when it was asked how long, and has not been left out yet."""
         self.timings: list[tuple[str, int]] = []
         """Stage name and nanoseconds it took, waits included, in the order they ran."""
 
@@ -155,31 +157,48 @@ class Run:
         self, exchange: Exchange, deltas: Sequence[Delta], watchers: Iterable[_Watcher]
     ) -> Sequence[Delta]:
         """Pass pieces through some filters, in the order of the reply."""
-        for watcher in tuple(watchers):
+        for watcher in watchers:
             stage, instance = watcher
             # A filter that edits works on copies: what it did before it failed is undone.
-            given = [replace(one) for one in deltas] if stage.filter_type.edits_stream else deltas
+            pieces = [replace(one) for one in deltas] if stage.filter_type.edits_stream else deltas
+            given: list[Delta] = []
+            through = 0
+            left = iter(pieces)
             try:
-                deltas = [out for one in given for out in instance.on_delta(exchange, one)]
+                for piece in left:
+                    through = len(given)
+                    given.extend(instance.on_delta(exchange, piece))
             except Exception as error:  # noqa: BLE001 - fail-open: it sees no further deltas
-                deltas = [*self._drop(exchange, watcher, error), *deltas]
+                at = len(deltas) - len(tuple(left)) - 1
+                if not stage.holding:
+                    del given[through:]  # half of what was to take the place of one piece
+                self._drop(exchange, watcher, error, given)
+                # Where that has the piece it failed at, the client gets it there, and once.
+                given = [deltas[at] if one is pieces[at] else one for one in given]
+                if any(one is deltas[at] for one in given):
+                    at += 1
+                given.extend(deltas[at:])
+            deltas = given
         return deltas
 
-    def _drop(self, exchange: Exchange, watcher: _Watcher, error: Exception) -> Sequence[Delta]:
-        """Go on without a filter; return what it had wait."""
+    def _drop(
+        self, exchange: Exchange, watcher: _Watcher, error: Exception, given: list[Delta]
+    ) -> None:
+        """Go on without a filter; put what it had wait behind what it gave before it failed."""
         stage, instance = watcher
         assert self._watchers is not None  # it is one of them
-        self._watchers.remove(watcher)
+        self._watchers = [one for one in self._watchers if one is not watcher]
         self._holders = [one for one in self._holders if one is not instance]
+        self._unwell = None
         self._failed.append(instance)
         note_failure(exchange, instance.name, error)
         if not stage.holding:
-            return ()
+            return
+        gone = {id(one) for one in given}  # it may have failed between giving and forgetting
         try:
-            return tuple(instance.let_go())
-        except Exception as another:  # noqa: BLE001 - what it had wait is lost
+            given.extend(one for one in instance.let_go() if id(one) not in gone)
+        except Exception as another:  # noqa: BLE001 - what it still had wait is lost
             note_failure(exchange, instance.name, another)
-            return ()
 
     def end(self, exchange: Exchange) -> Sequence[Delta]:
         """Tell the filters that hold something that nothing more comes; return what is due."""
@@ -187,42 +206,53 @@ class Run:
 
     def due(self, exchange: Exchange, now_ns: int) -> Sequence[Delta]:
         """Return what the filters that hold something have due, to be sent in one."""
-        holders = self._holders
-        if len(holders) != 1 or self._watchers is None or self._watchers[-1][1] is not holders[0]:
+        holders, watchers = self._holders, self._watchers
+        if len(holders) != 1 or not watchers or watchers[-1][1] is not holders[0] or self._unwell:
             return self._asked(exchange, now_ns)
         # Nearly always one filter holds something, and stands last.
         (instance,) = holders
+        given: list[Delta] = []
         try:
             wake_ns = instance.wake_ns()
             if wake_ns is None or wake_ns > now_ns:
                 return ()
-            return tuple(instance.on_time(exchange))
+            given.extend(instance.on_time(exchange))
         except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
-            return self._drop(exchange, self._watchers[-1], error)
+            self._drop(exchange, watchers[-1], error, given)
+        return given
 
     def _asked(self, exchange: Exchange, now_ns: int | None) -> Sequence[Delta]:
         """Join what filters give unasked; those behind a filter see what it gives."""
-        given: Sequence[Delta] = ()
-        for watcher in tuple(self._watchers or ()):
+        given: list[Delta] = []
+        for watcher in self._watchers or ():
             stage, instance = watcher
             if given:
-                given = self._through(exchange, given, (watcher,))
+                given = list(self._through(exchange, given, (watcher,)))
             if not stage.holding or instance in self._failed:
                 continue
             try:
+                if self._unwell is not None and self._unwell[0] is instance:
+                    raise self._unwell[1]
                 if now_ns is None:
-                    given = (*given, *instance.on_end(exchange))
+                    given.extend(instance.on_end(exchange))
                 elif (wake_ns := instance.wake_ns()) is not None and wake_ns <= now_ns:
-                    given = (*given, *instance.on_time(exchange))
+                    given.extend(instance.on_time(exchange))
             except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
-                given = (*given, *self._drop(exchange, watcher, error))
+                self._drop(exchange, watcher, error, given)
         return given
 
     def wake_ns(self) -> int | None:
-        """Return when to call `due`, or None while no filter has anything wait."""
+        """Return when to call `due`, or None while no filter has anything wait.
+
+        A filter that cannot say has what it holds due at once.
+        """
         soonest_ns = None
         for instance in self._holders:
-            wake_ns = instance.wake_ns()
+            try:
+                wake_ns = instance.wake_ns()
+            except Exception as error:  # noqa: BLE001 - fail-open: `due` goes on without it
+                self._unwell = instance, error
+                return 0
             if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
                 soonest_ns = wake_ns
         return soonest_ns
