@@ -59,6 +59,8 @@ class Scraper:
         self._sleep: Final = sleep
         self._http: aiohttp.ClientSession | None = None
         self._tasks: Final[dict[str, asyncio.Task[None]]] = {}
+        self._looks: Final[set[str]] = set()
+        """Whose next page is to be read whole."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -68,8 +70,14 @@ class Scraper:
         wanted = set(addresses)
         for address in self._tasks.keys() - wanted:
             self._tasks.pop(address).cancel()
+        self._looks.intersection_update(wanted)
         for address in wanted - self._tasks.keys():
             self._tasks[address] = asyncio.create_task(self._ask_on(address))
+
+    def look(self, address: str) -> None:
+        """Look at what rarely changes as well, the next time that this one is asked."""
+        if address in self._tasks:
+            self._looks.add(address)
 
     async def close(self) -> None:
         """Ask nobody any more, and close every connection."""
@@ -84,7 +92,8 @@ class Scraper:
         reader, paths, whole_s = PageReader(), list(PATHS), 0.0
         while True:
             began_s = loop.time()
-            whole = reader.server is None or began_s >= whole_s
+            whole = reader.server is None or began_s >= whole_s or address in self._looks
+            self._looks.discard(address)
             pause_s = self._period_s * (1 + JITTER * (2 * self._rng() - 1))
             try:
                 async with asyncio.timeout(self._deadline_s):

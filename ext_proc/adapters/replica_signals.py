@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 MOST_REQUESTS: Final = 1_000_000
@@ -37,6 +37,8 @@ class Said:
     """When the process began, in Unix time; likewise."""
     counted: float | None = None
     """What it has counted since it began; likewise."""
+    whole: bool = field(default=False, compare=False)
+    """Whether that was looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class PageReader:
             _room(page, server) if whole else None,
             _first(page, BEGAN) if whole else None,
             _counted(page, server) if whole else None,
+            whole,
         )
 
 

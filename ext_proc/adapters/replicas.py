@@ -181,6 +181,8 @@ class FollowedReplicas:
         """Addresses where nobody listened when they were last asked."""
         self._began_s: Final[dict[str, float]] = {}
         self._counted: Final[dict[str, float]] = {}
+        self._answering: Final[set[str]] = set()
+        """Addresses that answered a probe, where a page has yet to say whether they began anew."""
 
         self.on_said: Callable[[str, str], object] = lambda pool, address: None
         """Told of each replica that spoke or cannot be reached, for each pool that it is in."""
@@ -351,6 +353,9 @@ class FollowedReplicas:
         if said.counted is not None:  # SGLang and llama.cpp do not say when they began
             anew |= said.counted < self._counted.get(address, 0.0)
             self._counted[address] = said.counted
+        answers = anew or (said.whole and address in self._answering)
+        if answers:
+            self._answering.discard(address)
         for pool in self._pools.values():
             if said.room_tokens is not None and address in pool.picker.replicas:
                 room = said.room_tokens
@@ -360,6 +365,7 @@ class FollowedReplicas:
         for picker in self._with(address):
             if anew:
                 picker.restarted(address)
+            if answers:
                 picker.back(address, now_s)
             picker.heard(address, signals)
         if anew:
@@ -370,6 +376,7 @@ class FollowedReplicas:
     def refused(self, address: str) -> None:
         """See `replica_scrape.Listener`."""
         self._refusing.add(address)
+        self._answering.discard(address)
         now_s = _seconds(self._clock)
         for picker in self._with(address):
             picker.refused(address, now_s)
@@ -378,12 +385,17 @@ class FollowedReplicas:
     def silent(self, address: str, why: str) -> None:
         """See `replica_scrape.Listener`: a page that fails says nothing of the model.
 
-        But of one that took no connection before, that it does so again.
+        But of one that took no connection before, that it does so again. And whoever answered a
+        probe and does not say whether it is the same process is taken for another one.
         """
-        if address in self._refusing:
+        refused, answers = address in self._refusing, address in self._answering
+        if refused or answers:
             self._refusing.discard(address)  # whether it answers, a probe finds out
+            self._answering.discard(address)
             for picker in self._with(address):
                 picker.restarted(address)
+            if answers:
+                self._back(address)
             self._began(address)
 
     # --- Who there is -----------------------------------------------------------------------------
@@ -450,6 +462,7 @@ class FollowedReplicas:
         known = {one for pool in self._pools.values() for one in pool.picker.replicas}
         self._scraper.follow(known)
         self._refusing.intersection_update(known)
+        self._answering.intersection_update(known)
         for told in (self._began_s, self._counted):
             for address in told.keys() - known:
                 del told[address]
@@ -511,14 +524,26 @@ class FollowedReplicas:
                         self._prober.probe(replica.address, self._probed)
 
     def _probed(self, address: str, answered: bool | None) -> None:
+        if answered and (address in self._began_s or address in self._counted):
+            # It may be another process, which is to be warm first: its page says so in a moment.
+            self._answering.add(address)
+            self._scraper.look(address)
+            return
+        if answered:
+            self._back(address)
+            return
+        self._answering.discard(address)
         now_s = _seconds(self._clock)
         for picker in self._with(address):
-            if answered:
-                picker.back(address, now_s)
-            elif answered is None:
+            if answered is None:
                 picker.probes = True  # it cannot be asked but by clients
             else:
                 picker.refused(address, now_s)
+
+    def _back(self, address: str) -> None:
+        now_s = _seconds(self._clock)
+        for picker in self._with(address):
+            picker.back(address, now_s)
 
 
 def _figures(replica: Replica, now_s: float) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ import pytest
 
 from ext_proc.adapters.membership import Fixed, Listed
 from ext_proc.adapters.replica_signals import Said
+from ext_proc.adapters.replica_warm_up import WarmUp
 from ext_proc.adapters.replicas import Bound, FollowedReplicas, ReplicaSettings, load
 from ext_proc.tools.simulator import Simulator
 from filters.api import Clock
@@ -55,6 +56,10 @@ class Followed(FollowedReplicas):
 
     def refused(self, address: str) -> None:
         super().refused(address)
+        self._told.set()
+
+    def silent(self, address: str, why: str) -> None:
+        super().silent(address, why)
         self._told.set()
 
     async def until(self, avoided: int = 0, replicas: int = 0) -> None:
@@ -347,6 +352,44 @@ async def test_a_silent_replica_is_asked_for_a_token_until_it_gives_one(
     one.answers.set()
     await replicas.until(avoided=0)
     assert ({other.address}, 1) == (during, min(1, one.asked["/v1/completions"]))
+
+
+async def test_a_replica_that_answers_a_probe_may_be_another_process(
+    replicas: Followed, one: ModelServer, other: ModelServer, clock: FakeClock
+) -> None:
+    """So its page decides: what began anew is asked its prompts before it is picked."""
+    prompt = {"messages": [{"role": "user", "content": "Why is the basin calm?"}]}
+    warm_up = WarmUp((prompt,))
+    replicas.follow({POOL: replace(fixed(one, other), warm_up=warm_up)})
+    async with asyncio.timeout(PATIENCE_S):
+        while replicas.figures()[POOL].warm_ups.get("warm") != 2:
+            await replicas.heard(one.address, other.address)
+    one.answers.clear()
+    assert replicas.pick(POOL, PROMPT, "m", subset=(one.address,)) is not None
+    clock.advance(10.0)
+    await replicas.until(avoided=1)
+    one.began_s = 2.0
+    one.answers.set()
+    await replicas.until(avoided=0)
+    assert 1 == replicas.figures()[POOL].cold
+
+
+async def test_a_replica_whose_page_is_gone_is_back_when_it_answers(
+    replicas: Followed, one: ModelServer, other: ModelServer, clock: FakeClock
+) -> None:
+    """Whether it is the same process nobody knows, so it is taken to hold nothing."""
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.heard(one.address, other.address)
+    one.answers.clear()
+    assert replicas.pick(POOL, PROMPT, "m", subset=(one.address,)) is not None
+    clock.advance(10.0)
+    await replicas.until(avoided=1)
+    one.page = b"busy"
+    one.answers.set()
+    await replicas.until(avoided=0)
+    picked = replicas.pick(POOL, PROMPT, "m", subset=(one.address,))
+    assert picked is not None
+    assert 0 == picked.held
 
 
 async def test_a_replica_that_only_gives_whole_answers_is_asked_whether_it_is_well(
