@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(LEAST_SECONDS),
         default=SECONDS,
         metavar="S",
-        help=f"for which each stream is spoken ({SECONDS})",
+        help=f"for which each stream is spoken ({SECONDS}; at least {LEAST_SECONDS})",
     )
     add(
         "--rounds",

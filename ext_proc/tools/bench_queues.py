@@ -23,7 +23,7 @@ from rich.text import Text
 from ext_proc.adapters.queues import QueueLimits
 from ext_proc.tools import queue_plot
 from ext_proc.tools.arguments import add_report, at_least, output_file
-from ext_proc.tools.bench_routing import Progress
+from ext_proc.tools.bench_routing import LEAST_REPLICAS, Progress
 from ext_proc.tools.pages import page_console
 from ext_proc.tools.queue_goals import Goal, PlayedBy, goals, missed
 from ext_proc.tools.queue_loads import (
@@ -62,7 +62,13 @@ CASES: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forebay bench queues`."""
     add = parser.add_argument
-    add("--replicas", type=at_least(2), default=REPLICAS, metavar="N", help=f"({REPLICAS})")
+    add(
+        "--replicas",
+        type=at_least(LEAST_REPLICAS),
+        default=REPLICAS,
+        metavar="N",
+        help=f"how many there are ({REPLICAS}; at least {LEAST_REPLICAS})",
+    )
     add(
         "--seconds",
         type=at_least(1),

@@ -47,8 +47,10 @@ from filters.strategies import STRATEGIES
 OUTPUT: Final = "bench-routing.json"
 LIVE_OUTPUT: Final = "bench-routing-live.json"
 REQUESTS: Final = 9_000
+LEAST_REQUESTS: Final = 40  # 30 are measured then: of fewer no percentile says anything
 FOR_REPLICAS: Final = 8
 """So many requests are asked of so many replicas; of more of them, as many times more."""
+LEAST_REPLICAS: Final = 2  # one leaves nothing to pick
 WAYS: Final = (*STRATEGIES, ORACLE)
 COLD_LOADS: Final = {"shared": 60.0, "long": 900.0, "code": 120.0}
 """For how many seconds a cold start is looked at: for 600 to 1,000 requests at 8 replicas."""
@@ -81,15 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas",
         type=_numbers,
         metavar="N,M",
-        help=f"how many there are ({FOR_REPLICAS}, live {LIVE_REPLICAS}); "
-        "64 take some ten times as long as 8",
+        help=f"how many there are ({FOR_REPLICAS}, live {LIVE_REPLICAS}; at least "
+        f"{LEAST_REPLICAS}); 64 take some ten times as long as 8",
     )
     add(
         "--requests",
-        type=at_least(40),
+        type=at_least(LEAST_REQUESTS),
         metavar="N",
-        help=f"of each load, for {FOR_REPLICAS} replicas ({REQUESTS:,}; live about a minute's); "
-        "a quarter is warm-up",
+        help=f"of each load, for {FOR_REPLICAS} replicas ({REQUESTS:,}; live about a minute's; "
+        f"at least {LEAST_REQUESTS}); a quarter is warm-up",
     )
     add("--seed", type=at_least(0), default=1, metavar="N", help="another one asks others (1)")
     add(
@@ -153,7 +155,7 @@ def _some_of(known: Sequence[str] | dict[str, Any]) -> Callable[[str], list[str]
 
 
 def _numbers(text: str) -> list[int]:
-    read = at_least(2)
+    read = at_least(LEAST_REPLICAS)
     return sorted({read(word) for word in text.split(",")})
 
 

@@ -45,7 +45,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=_factor,
         default=1.0,
         metavar="X",
-        help="let time pass X times as fast, for short benches (1)",
+        help="let time pass X times as fast, for short benches (1; 0.01 to 1000)",
     )
     add("--ttft", type=duration, default=Duration(0), help="before a request is taken in (0s)")
     add(
@@ -73,7 +73,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--blocks",
         type=at_least(2),
         default=hardware.cache_tokens // hardware.block_tokens,
-        help="KV blocks of 16 tokens (8192)",
+        help="KV blocks of 16 tokens (8192; at least 2)",
     )
     add(
         "--context",

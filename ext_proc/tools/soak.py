@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     least = sum(CONNECTIONS.values())
     add("requests", type=at_least(least), nargs="?", default=REQUESTS, metavar="REQUESTS",
-        help=f"how many are answered in all ({REQUESTS:,})")  # fmt: skip
+        help=f"how many are answered in all ({REQUESTS:,}; at least {least})")  # fmt: skip
     add("--leaving", type=at_least(0), metavar="N",
         help=f"how many more leave too early (one for {A_LEAVER_IN} requests)")  # fmt: skip
     transports = [str(transport) for transport in Transport]
