@@ -216,8 +216,7 @@ class Picker:
 
     def avoided(self, now_s: float) -> list[Replica]:
         """Return the replicas that do not answer, as far as is known."""
-        everyone = tuple(self.replicas.values())  # metrics are read in another thread
-        return [one for one in everyone if self._is_avoided(one, now_s)]
+        return [one for one in self.replicas.values() if self._is_avoided(one, now_s)]
 
     def suspects(self, now_s: float) -> list[Replica]:
         """Return the replicas of which nobody can tell whether they answer, unless they are asked.

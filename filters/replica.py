@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -204,16 +204,25 @@ class Replica:
 
     def is_late(self, now_s: float) -> bool:
         """Tell whether a first token should have come, while nothing started since it was asked."""
-        for pick in tuple(self.unstarted.values()):  # metrics ask in another thread
-            if pick.ask.watched:
-                since_s = max(pick.at_s, self.started_s)
-                return now_s - since_s > max(LATE_S, LATE_TIMES * pick.expected_s)
-        return False
+        return self._is_overdue(self.unstarted.values(), now_s, watched=True)
 
     def is_suspect(self, now_s: float) -> bool:
         """Tell whether nothing came for long of an answer whose first token nobody sees."""
-        for pick in self.unstarted.values():
-            if not pick.ask.watched:
+        return self._is_overdue(self.unstarted.values(), now_s, watched=False)
+
+    def looks_avoided(self, now_s: float) -> bool:
+        """Tell whether it is avoided, or so late that it is to be.
+
+        Changes nothing and walks a copy: metrics ask in another thread.
+        """
+        if self.avoided_s is not None:
+            return True
+        return self._is_overdue(tuple(self.unstarted.values()), now_s, watched=True)
+
+    def _is_overdue(self, picks: Iterable[Pick], now_s: float, *, watched: bool) -> bool:
+        for pick in picks:
+            if pick.ask.watched is watched:
+                least_s = LATE_S if watched else SUSPECT_S
                 since_s = max(pick.at_s, self.started_s)
-                return now_s - since_s > max(SUSPECT_S, LATE_TIMES * pick.expected_s)
+                return now_s - since_s > max(least_s, LATE_TIMES * pick.expected_s)
         return False

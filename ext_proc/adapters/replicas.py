@@ -318,22 +318,13 @@ class FollowedReplicas:
         return {name: one for name, one in there.items() if name not in self._refusing}
 
     def figures(self) -> Mapping[str, Figures]:
-        """Return how each pool is. Called in a thread, while the loop changes what is walked."""
+        """Return how each pool is.
+
+        Called in a thread, while the loop changes what is walked; so it changes nothing itself.
+        """
         now_s = _seconds(self._clock)
         return {
-            name: Figures(
-                len(pool.picker.replicas),
-                len(pool.picker.avoided(now_s)),
-                sum(len(one.picks) for one in tuple(pool.picker.replicas.values())),
-                pool.picker.index.size,
-                pool.picker.failed,
-                pool.picker.cost.constants(),
-                None if pool.said is None else pool.said.figures(),
-                len(pool.picker.warmth),
-                dict(pool.warm_ups),
-                pool.picker.hurried,
-                {one.address: _figures(one, now_s) for one in tuple(pool.picker.replicas.values())},
-            )
+            name: _pool_figures(pool, tuple(pool.picker.replicas.values()), now_s)
             for name, pool in tuple(self._pools.items())
         }
 
@@ -546,12 +537,29 @@ class FollowedReplicas:
             picker.back(address, now_s)
 
 
+def _pool_figures(pool: _Pool, replicas: Sequence[Replica], now_s: float) -> Figures:
+    picker, said = pool.picker, pool.said
+    return Figures(
+        len(replicas),
+        sum(one.looks_avoided(now_s) for one in replicas),
+        sum(len(one.picks) for one in replicas),
+        picker.index.size,
+        picker.failed,
+        picker.cost.constants(),
+        None if said is None else said.figures(),
+        len(picker.warmth),
+        dict(pool.warm_ups),
+        picker.hurried,
+        {one.address: _figures(one, now_s) for one in replicas},
+    )
+
+
 def _figures(replica: Replica, now_s: float) -> Mapping[str, float]:
     """Return what is known of a replica, by words for a metric's label."""
     found: dict[str, float] = {
         "requests": len(replica.picks),
         "owed_seconds": replica.owed(now_s),
-        "avoided": replica.avoided_s is not None,
+        "avoided": replica.looks_avoided(now_s),
     }
     said = replica.fresh(now_s)
     if said is not None:

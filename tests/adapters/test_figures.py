@@ -11,6 +11,8 @@ from ext_proc.adapters import pool_breakers, replicas
 from ext_proc.adapters.error_breaker import Limits
 from ext_proc.adapters.pool_breakers import PoolBreakers
 from ext_proc.adapters.replicas import FollowedReplicas, ReplicaSettings
+from filters.picking import ask_of
+from filters.replica import Ask
 from tests.fakes import FakeClock
 
 
@@ -65,4 +67,38 @@ async def test_replicas_may_come_while_they_are_read(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(replicas, "_figures", late)
     assert ["one", "two"] == list(followed.figures()["full"].each)
     assert ["one", "two", "late"] == list(followed.figures()["full"].each)
+    await followed.close()
+
+
+async def test_a_late_replica_is_shown_and_left_as_it_is() -> None:
+    """Who reads figures avoids nobody: that is for who picks."""
+    clock = FakeClock()
+    followed = FollowedReplicas(clock, Lines())
+    followed.follow({"full": ReplicaSettings()})
+    picker = followed._pools["full"].picker
+    replica = picker.add("one", 1_000)
+    picker.pick(ask_of(b"hello", "m"), clock.monotonic_ns() / 1e9)
+    clock.advance(100)
+    figures = followed.figures()["full"]
+    assert (1, 1, None) == (figures.avoided, figures.each["one"]["avoided"], replica.avoided_s)
+    await followed.close()
+
+
+async def test_requests_may_start_while_replicas_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is late is told by what waited when the reading began."""
+    clock = FakeClock()
+    followed = FollowedReplicas(clock, Lines())
+    followed.follow({"full": ReplicaSettings()})
+    picker = followed._pools["full"].picker
+    replica = picker.add("one", 1_000)
+    for _ in range(2):
+        picker.pick(ask_of(b"hello", "m"), clock.monotonic_ns() / 1e9)
+
+    def started(ask: Ask) -> bool:
+        replica.unstarted.clear()
+        return False
+
+    monkeypatch.setattr(Ask, "watched", property(started))
+    assert (0, 2) == (followed.figures()["full"].avoided, len(replica.picks))
+    assert {} == replica.unstarted
     await followed.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -538,6 +539,21 @@ def test_a_replica_where_others_start_is_not_late() -> None:
     _, now_s = late(picker, A)
     picker.started(early, now_s - 0.1)
     assert [] == picker.avoided(now_s)
+
+
+def test_the_oldest_request_alone_says_whether_a_replica_is_late() -> None:
+    """Every pick looks at every replica, and a late one may have hundreds that wait."""
+    picker, looked = made("expected", A, B), list[int]()
+
+    class Seen(dict[int, Pick]):
+        def values(self) -> Any:
+            for number, pick in self.items():
+                looked.append(number)
+                yield pick
+
+    picks = [picker.pick(asked(), 0.0, {A}) for _ in range(3)]
+    picker.replicas[A].unstarted = Seen(picker.replicas[A].unstarted)
+    assert ([], [picks[0].number]) == (picker.avoided(0.0), looked)
 
 
 def test_a_request_nobody_watches_makes_nothing_late() -> None:
