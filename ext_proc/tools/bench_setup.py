@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import copy
 import json
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from ext_proc.config import Settings, Transport, read_settings
-from ext_proc.tools.derivation import Local, derive
+from ext_proc.config import Transport
+from ext_proc.tools.derivation import MEASURED_ENV, derive_measured
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports
 from ext_proc.tools.stand_ins import HELD, LONG
 from ext_proc.tools.supervisor import Child, answers
-from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
+from ext_proc.yaml_file import read_yaml
 
 REDIS: Final = "redis"
 REDIS_SERVER: Final = "server at redis"
@@ -52,17 +51,10 @@ REPLY: Final = {
     ],
     "usage": {"prompt_tokens": 300, "completion_tokens": 160, "total_tokens": 460},
 }
-MESSAGE_TIMEOUT: Final = "10s"  # a machine that stands still for a second is no error
 EVERYTHING: Final[dict[str, Any]] = {
     # All that looks at a prompt, with what the shipped profiles set; `think` would ask a model.
     **{name: {} for name in ("clean", "shape", "cache", "classify", "budget", "route")},
     "params": {"temperature": {"max": 0.3}, "max_tokens": 4096, "glossary": ["medical"]},
-}
-# Environment of the server: what the user's shell says must not reach it.
-_ENV: Final = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "",
-    "FOREBAY_REDIS_URL": "",
-    "FOREBAY_LOG_LEVEL": "",
 }
 
 
@@ -133,11 +125,8 @@ def set_up(folder: Path, transport: Transport | None, redis: str | None = None) 
     """
     envoy = find_envoy(None)
     places = Places.on(free_ports(PORTS), folder)
-    file = read_yaml(find_yaml(None))
-    settings = _settings(file)
-    transport = transport or settings.server.transport
     gateway, upstream = folder / "gateway.json", folder / "upstream.json"
-    tree = _gateway(places, file, settings, transport)
+    tree, transport = _gateway(places, transport)
     gateway.write_text(json.dumps(tree))
     upstream.write_text(json.dumps(_upstream(places)))
     with contextlib.ExitStack() as closing:
@@ -195,7 +184,7 @@ def _server(name: str, config: Path, metrics: int, log: BinaryIO) -> Child:
         name,
         [sys.executable, "-m", "ext_proc", "serve", "--config", str(config)],
         lambda: answers(metrics, "/readyz"),
-        env=_ENV,
+        env=MEASURED_ENV,
         stdout=log.fileno(),
     )
 
@@ -255,35 +244,23 @@ def _connects(
 # --- Configurations ------------------------------------------------------------------------------
 
 
-def _settings(file: YamlFile) -> Settings:
-    settings, problems = read_settings(file, {**os.environ, **_ENV})
-    if settings is None:
-        raise BadConfig(tuple(problems))
-    return settings
-
-
-def _gateway(
-    places: Places, file: YamlFile, settings: Settings, transport: Transport
-) -> dict[str, Any]:
-    """Return the shipped bootstrap at other addresses, with the routes more."""
+def _gateway(places: Places, transport: Transport | None) -> tuple[dict[str, Any], Transport]:
+    """Return the shipped bootstrap at other addresses, with routes more, and its transport."""
+    file = read_yaml(find_yaml(None))
     shipped = copy.deepcopy(file.value)
-    local = Local(
-        listen=(LOOPBACK, places.gateway),
-        admin_port=places.envoy_admin,
-        metrics_port=places.metrics,
-        socket=places.socket,
-        replicas={pool.cluster: [places.upstream] for pool in settings.pools.values()},
+    tree, settings = derive_measured(
+        file,
+        (places.gateway, places.envoy_admin, places.metrics),
+        places.socket,
+        [places.upstream],
         otlp=f"http://{LOOPBACK}:{places.spans}",
     )
-    tree = derive(file, settings, local)
+    transport = transport or settings.server.transport
     tree["node"]["metadata"]["forebay"]["server"]["transport"] = str(transport)
     # A derived gateway traces every request for whoever looks on; here it is as it is shipped.
     tree["layered_runtime"] = shipped["layered_runtime"]
     manager = _manager(tree)
     manager["tracing"] = _manager(shipped)["tracing"]
-    for http_filter in manager["http_filters"]:
-        if http_filter["name"] == "envoy.filters.http.ext_proc":
-            http_filter["typed_config"]["message_timeout"] = MESSAGE_TIMEOUT
     routes = manager["route_config"]["virtual_hosts"][0]["routes"]
     tree["node"]["metadata"]["forebay"]["profiles"]["everything"] = EVERYTHING
     faq, everything = _profile("faq"), _profile("everything")
@@ -307,7 +284,7 @@ def _gateway(
             for name, socket in {**_noop_servers(places), REDIS: places.redis_socket}.items()
         ),
     ]
-    return tree
+    return tree, transport
 
 
 def _manager(tree: dict[str, Any]) -> dict[str, Any]:

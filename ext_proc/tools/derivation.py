@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ext_proc.config import Settings, block_place
-from ext_proc.yaml_file import YamlFile
+from ext_proc.config import Settings, block_place, read_settings
+from ext_proc.yaml_file import BadConfig, YamlFile
 from filters.errors import ConfigError
 
 HTTP_PORTS: Final = {"http": 80, "https": 443}
@@ -28,6 +28,13 @@ EGRESS_MODE: Final = 0o660  # its user and group: whoever connects may ask any c
 DRAIN: Final = "2s"  # whoever presses Ctrl-C waits for it
 EGRESS_SOCKET: Final = "e"  # no longer than the other one: a socket's whole path has 107 bytes
 FLUSH_MS: Final = 500  # default 5,000: someone is waiting to see the first trace
+MESSAGE_TIMEOUT: Final = "10s"  # a machine that stands still for a second is no error
+MEASURED_ENV: Final = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+    "FOREBAY_REDIS_URL": "",
+    "FOREBAY_LOG_LEVEL": "",
+}
+"""Environment of a server that is measured: what the user's shell says must not reach it."""
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _TLS: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 # Where Debian, Alpine; Fedora; and SUSE keep the certificates of public authorities.
@@ -100,6 +107,17 @@ def parse_target(option: str, url: str) -> Target:
     return Target(parts.hostname, port or HTTP_PORTS[parts.scheme], tls, path)
 
 
+def settings_of(file: YamlFile, env: Mapping[str, str]) -> Settings:
+    """Return the settings in a file; raise `BadConfig` with everything that is wrong with them.
+
+    `env` goes before what the environment of this process says.
+    """
+    settings, problems = read_settings(file, {**os.environ, **env})
+    if settings is None:
+        raise BadConfig(tuple(problems))
+    return settings
+
+
 def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
     """Return the bootstrap with everything at the addresses in `local`.
 
@@ -146,6 +164,33 @@ def derive(file: YamlFile, settings: Settings, local: Local) -> dict[str, Any]:
             _send_to(route, clusters, local.upstream)
     _trace(tree, local.otlp)
     return tree
+
+
+def derive_measured(
+    file: YamlFile, ports: Sequence[int], socket: Path, behind: Sequence[int], *, otlp: str = ""
+) -> tuple[dict[str, Any], Settings]:
+    """Return the bootstrap of a gateway that is measured, and the settings of its file.
+
+    `ports` are those of the gateway, of Envoy's admin and of the metrics; `behind`, those of the
+    servers of every pool. The server is to run with `MEASURED_ENV`. Raise as `derive` does, and
+    `BadConfig`.
+    """
+    settings = settings_of(file, MEASURED_ENV)
+    gateway, admin, metrics = ports
+    local = Local(
+        listen=("127.0.0.1", gateway),
+        admin_port=admin,
+        metrics_port=metrics,
+        socket=socket,
+        replicas=dict.fromkeys(settings.clusters, behind),
+        otlp=otlp,
+    )
+    tree = derive(file, settings, local)
+    for manager in _managers(tree):
+        for http_filter in manager["http_filters"]:
+            if http_filter["name"] == "envoy.filters.http.ext_proc":
+                http_filter["typed_config"]["message_timeout"] = MESSAGE_TIMEOUT
+    return tree, settings
 
 
 def rewrites(tree: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:

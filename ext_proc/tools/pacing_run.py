@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,14 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from ext_proc.config import read_settings
-from ext_proc.tools.bench_setup import MESSAGE_TIMEOUT
-from ext_proc.tools.derivation import Local, derive
+from ext_proc.tools.derivation import MEASURED_ENV, derive_measured
 from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.machine import Busy
 from ext_proc.tools.pacing_client import Heard, Listening
 from ext_proc.tools.pacing_speech import SPEECHES, Speech
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
-from ext_proc.yaml_file import BadConfig, read_yaml
+from ext_proc.yaml_file import read_yaml
 from filters.errors import ConfigError
 from filters.pace import LATE_MS
 
@@ -40,11 +37,6 @@ TARGET_S: Final = 0.1
 EVEN: Final = "even"
 LOG_LOOKS: Final = 30
 SERVER, ENVOY, UPSTREAM = "forebay", "envoy", "upstream"
-_ENV: Final = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "",
-    "FOREBAY_REDIS_URL": "",
-    "FOREBAY_LOG_LEVEL": "",
-}
 
 
 class Case(NamedTuple):
@@ -214,7 +206,11 @@ def _set_up(
         children = (
             Child(UPSTREAM, speech, lambda: _listens(upstream)),
             Child(
-                SERVER, serve, lambda: answers(metrics, "/readyz"), env=_ENV, stdout=log.fileno()
+                SERVER,
+                serve,
+                lambda: answers(metrics, "/readyz"),
+                env=MEASURED_ENV,
+                stdout=log.fileno(),
             ),
             Child(ENVOY, envoy_words, lambda: answers(admin, "/ready"), stdout=access.fileno()),
         )
@@ -232,24 +228,10 @@ async def _listens(port: int) -> bool:
 
 def bootstrap(folder: Path, ports: Sequence[int], streams: int) -> dict[str, Any]:
     """Return the shipped bootstrap at other addresses, with the profiles that are measured."""
-    gateway, admin, metrics, upstream = ports
-    file = read_yaml(find_yaml(None))
-    settings, problems = read_settings(file, {**os.environ, **_ENV})
-    if settings is None:
-        raise BadConfig(tuple(problems))
-    local = Local(
-        listen=(LOOPBACK, gateway),
-        admin_port=admin,
-        metrics_port=metrics,
-        socket=folder / SOCKET,
-        replicas={pool.cluster: [upstream] for pool in settings.pools.values()},
+    tree, settings = derive_measured(
+        read_yaml(find_yaml(None)), ports[:3], folder / SOCKET, ports[3:]
     )
-    tree = derive(file, settings, local)
     block = tree["node"]["metadata"]["forebay"]
     block["profiles"] |= {name: dict(filters) for name, filters in PROFILES.items()}
     block["server"]["most_exchanges"] = max(settings.server.most_exchanges, 2 * streams)
-    (ingress,) = (one for one in tree["static_resources"]["listeners"] if one["name"] == "ingress")
-    for http_filter in ingress["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]:
-        if http_filter["name"] == "envoy.filters.http.ext_proc":
-            http_filter["typed_config"]["message_timeout"] = MESSAGE_TIMEOUT
     return tree

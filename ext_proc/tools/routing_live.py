@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 import sys
@@ -17,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import aiohttp
 
-from ext_proc.config import read_settings
-from ext_proc.tools.derivation import Local, derive
+from ext_proc.tools.derivation import MEASURED_ENV, derive_measured
 from ext_proc.tools.envoy_counters import counted
 from ext_proc.tools.load import cpu_clock_ns
 from ext_proc.tools.machine import Busy
@@ -31,7 +29,7 @@ from ext_proc.tools.routing_client import Client, errors_of, late_s
 from ext_proc.tools.routing_loads import Load
 from ext_proc.tools.routing_run import WARM_UP, Result, percentile
 from ext_proc.tools.supervisor import Child, Supervisor, answers
-from ext_proc.yaml_file import BadConfig, read_yaml
+from ext_proc.yaml_file import read_yaml
 from filters.errors import ConfigError
 
 EXAMPLE: Final = "replicas.yaml"
@@ -39,14 +37,11 @@ POOL: Final = "full"
 MODEL: Final = "simulated"
 BLOCK_TOKENS: Final = 16  # of the simulator's `--blocks`
 START_S: Final = 60.0  # a router's first import on a busy machine
-MESSAGE_TIMEOUT: Final = "10s"  # a machine that stands still for a second is no error
 MOST_S: Final = 600.0
 """A load that is not over by then is given up: somebody does not keep up."""
 UNPICKED: Final = "ext_proc.*(message_timeouts|failure_mode_allowed)"
 _ENV: Final = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "",
-    "FOREBAY_REDIS_URL": "",
-    "FOREBAY_LOG_LEVEL": "",
+    **MEASURED_ENV,
     # Routers look for tokenizers of models whose names they hear; nothing is asked beyond here.
     "HF_HUB_OFFLINE": "1",
 }
@@ -251,23 +246,13 @@ def _gateway(
     strategy: str, folder: Path, gateway: int, admin: int, metrics: int, replicas: Sequence[int]
 ) -> list[Child]:
     """Return Envoy and Forebay on the example's file, with another strategy."""
-    file = read_yaml(find_example(EXAMPLE))
-    settings, problems = read_settings(file, {**os.environ, **_ENV})
-    if settings is None:
-        raise BadConfig(tuple(problems))
-    local = Local(
-        listen=(LOOPBACK, gateway),
-        admin_port=admin,
-        metrics_port=metrics,
-        socket=folder / SOCKET,
-        replicas={pool.cluster: replicas for pool in settings.pools.values()},
+    tree, _ = derive_measured(
+        read_yaml(find_example(EXAMPLE)), (gateway, admin, metrics), folder / SOCKET, replicas
     )
-    tree = derive(file, settings, local)
     block = tree["node"]["metadata"]["forebay"]
     block["pools"][POOL]["replicas"]["strategy"] = strategy
     # Prompts are all different: what is left is the pick.
     block["profiles"] = {"default": {"pick": {}}}
-    _be_patient(tree)
     config = folder / "gateway.json"
     config.write_text(json.dumps(tree))
     return [
@@ -288,15 +273,6 @@ def _gateway(
             start_s=START_S,
         ),
     ]
-
-
-def _be_patient(tree: dict[str, Any]) -> None:
-    for listener in tree["static_resources"]["listeners"]:
-        for chain in listener["filter_chains"]:
-            for one in chain["filters"]:
-                for http_filter in one["typed_config"]["http_filters"]:
-                    if http_filter["name"] == "envoy.filters.http.ext_proc":
-                        http_filter["typed_config"]["message_timeout"] = MESSAGE_TIMEOUT
 
 
 def _router(

@@ -29,14 +29,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ext_proc.adapters.membership import Fixed
-from ext_proc.config import Settings, read_settings
+from ext_proc.config import Settings
 from ext_proc.redis_url import Address, parse_redis_url
 from ext_proc.tools.arguments import port
 from ext_proc.tools.check import ask_envoy
-from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
+from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites, settings_of
 from ext_proc.tools.place import LOOPBACK, SOCKET, find_envoy, find_yaml, free_ports, run_folder
 from ext_proc.tools.supervisor import Child, Supervisor, answers
-from ext_proc.yaml_file import BadConfig, YamlFile, read_yaml
+from ext_proc.yaml_file import BadConfig, read_yaml
 from filters.errors import ConfigError
 
 GATEWAY_PORT: Final = 8001
@@ -145,7 +145,7 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
         env["FOREBAY_REDIS_URL"] = arguments.redis
     file = read_yaml(source)
     try:
-        settings = _settings(file, env)
+        settings = settings_of(file, env)
     except BadConfig as error:
         raise _as_option(error, arguments) from None
     upstream = parse_target("--upstream", arguments.upstream) if arguments.upstream else None
@@ -187,13 +187,6 @@ def count_replicas(settings: Settings, cluster: str) -> int:
         if settings.pools[name].cluster == cluster and isinstance(members, Fixed)
     ]
     return max(named, default=0) or REPLICAS.get(cluster, 1)
-
-
-def _settings(file: YamlFile, env: Mapping[str, str]) -> Settings:
-    settings, problems = read_settings(file, {**os.environ, **env})
-    if settings is None:
-        raise BadConfig(tuple(problems))
-    return settings
 
 
 def _as_option(error: BadConfig, arguments: argparse.Namespace) -> ConfigError:
@@ -343,7 +336,7 @@ async def _follow(plan: Plan, terminal: Terminal) -> None:
         seen = stamp
         try:
             file = read_yaml(plan.source)
-            _write(plan.derived, derive(file, _settings(file, plan.env), plan.local))
+            _write(plan.derived, derive(file, settings_of(file, plan.env), plan.local))
         except ConfigError as error:
             terminal.say(f"{plan.source} is not taken: {str(error).splitlines()[0]}")
         else:

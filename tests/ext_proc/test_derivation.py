@@ -14,7 +14,15 @@ import pytest
 
 from ext_proc.adapters.membership import Fixed
 from ext_proc.config import Settings, read_settings
-from ext_proc.tools.derivation import Local, Target, derive, parse_target, rewrites
+from ext_proc.tools.derivation import (
+    MESSAGE_TIMEOUT,
+    Local,
+    Target,
+    derive,
+    derive_measured,
+    parse_target,
+    rewrites,
+)
 from ext_proc.yaml_file import YamlFile, parse_yaml, read_yaml
 from filters.api import Quality
 from filters.errors import ConfigError
@@ -210,6 +218,26 @@ def test_an_upstream_is_not_asked_for_figures() -> None:
     here = derived(LOCAL, picked)
     members = settings_of(parse_yaml("derived", json.dumps(here))).members
     assert {"full": Fixed(("127.0.0.1:18004", "127.0.0.1:18005"))} == dict(members)
+
+
+@pytest.mark.parametrize("name", ["forebay.yaml", "examples/replicas.yaml"])
+def test_a_measured_gateway_is_the_derived_one_with_more_patience(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user's shell says does not reach it."""
+    monkeypatch.setenv("FOREBAY_REDIS_URL", "of another kind")
+    file = read_yaml(SHIPPED.parent / name)
+    pools = dict.fromkeys(settings_of(file).clusters, (18004,))
+    expected = derived(replace(LOCAL, replicas=pools), file)
+    (patient,) = (
+        one["typed_config"]
+        for one in manager(expected)["http_filters"]
+        if one["name"] == "envoy.filters.http.ext_proc"
+    )
+    assert MESSAGE_TIMEOUT != patient["message_timeout"]
+    patient["message_timeout"] = MESSAGE_TIMEOUT
+    tree, settings = derive_measured(file, (18001, 18002, 18003), LOCAL.socket, [18004])
+    assert (expected, settings_of(file)) == (tree, settings)
 
 
 def test_rewritten_paths_are_known_by_their_routes() -> None:
