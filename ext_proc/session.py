@@ -364,13 +364,8 @@ class Session:
             # A body before trailers does not say that it is the last, and may come twice as well.
             await self._peer.send(Pass(event.message))
             return
-        if self._awaits:
-            self._awaits = False
-            books = self._gateway.observer
-            books.awaited -= 1
-            if books.in_flight - books.awaited > self._gateway.most_exchanges:
-                await self._refuse_crowded()
-                return
+        if await self._finds_no_place():
+            return
         if has_too_many_values(event.data):
             await self._let_pass(event, "too many values")
             return
@@ -409,6 +404,18 @@ class Session:
             await self._send_last(forward, _FORWARDED)
         else:
             await self._peer.send(forward)
+
+    async def _finds_no_place(self) -> bool:
+        """Take a place once a request is here as a whole; refuse it where there is none."""
+        if not self._awaits:
+            return False
+        self._awaits = False
+        books = self._gateway.observer
+        books.awaited -= 1
+        if books.in_flight - books.awaited <= self._gateway.most_exchanges:
+            return False
+        await self._refuse_crowded()
+        return True
 
     def _forward(self, profile: Profile, exchange: Exchange) -> Forward:
         """Say how the request goes upstream, and what the client is told with its reply."""
@@ -493,7 +500,7 @@ class Session:
         self._framer = WholeBody()
         return b"".join(delta.raw for delta in self._read(answer.body, last=True))
 
-    async def _let_pass(self, event: Headers | Body, why: str | None) -> None:
+    async def _let_pass(self, event: Event, why: str | None) -> None:
         """Let the exchange go on without us."""
         metadata = None
         if self._profile is not None:
@@ -550,7 +557,7 @@ class Session:
     async def _on_trailers(self, event: Trailers) -> None:
         """Trailers end a direction; those of the reply end the exchange."""
         if event.message is Message.REQUEST_TRAILERS:
-            await self._peer.send(Pass(event.message))
+            await self._on_request_trailers(event)
             return
         if self._outflow is not None:
             await self._on_flow(event, self._outflow)
@@ -561,6 +568,17 @@ class Session:
                 await self._peer.send(piece)
         await self._send_last(Pass(event.message), Outcome.COMPLETE)
 
+    async def _on_request_trailers(self, event: Trailers) -> None:
+        """Trailers without a body end a request in which there is nothing to read."""
+        if self._head is None or self._exchange is not None:
+            await self._peer.send(Pass(event.message))
+        elif await self._finds_no_place():
+            return
+        elif self._picks:  # no header can be set any more, so nobody can be named
+            await self._refuse(400, "the request has no body", "forebay_400")
+        else:
+            await self._let_pass(event, "no body")
+
     # --- Reply -----------------------------------------------------------------------------------
 
     async def _on_response_headers(self, event: Headers) -> None:
@@ -569,7 +587,8 @@ class Session:
         if facts is not None:
             facts.status = int(status) if status.isascii() and status.isdigit() else 0
         if exchange is None or run is None or facts is None:
-            # The proxy answered by itself before the request was whole, for instance with 413.
+            # The proxy answered by itself before the request was whole, for instance with 413; or
+            # the request ended with trailers behind no body, and the proxy does not send those.
             await self._let_pass(event, "answered by the proxy")
             return
         exchange.reply_head = ReplyHead(facts.status, event.headers, event.served)

@@ -376,13 +376,19 @@ class Gateway:
 OTLP_FLUSH: Final = "tracing.opentelemetry.flush_interval_ms"
 
 
-def waiting(tree: dict[str, Any], timeout: str) -> None:
-    """Have Envoy wait so long for each of Forebay's replies."""
+def ext_proc_of(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return how Envoy asks Forebay, as it stands in the tree."""
     listeners = tree["static_resources"]["listeners"]
     (ingress,) = (one for one in listeners if one["name"] == "ingress")
     filters = ingress["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
     (ext_proc,) = (one for one in filters if one["name"] == "envoy.filters.http.ext_proc")
-    ext_proc["typed_config"]["message_timeout"] = timeout
+    asking: dict[str, Any] = ext_proc["typed_config"]
+    return asking
+
+
+def waiting(tree: dict[str, Any], timeout: str) -> None:
+    """Have Envoy wait so long for each of Forebay's replies."""
+    ext_proc_of(tree)["message_timeout"] = timeout
 
 
 def connecting(tree: dict[str, Any], timeout: str) -> None:

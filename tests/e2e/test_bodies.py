@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from tests.calls import Ask, Caller, Reply, ask_for
+from tests.e2e.conftest import Gateways
 from tests.exchanges import CHATS, WORDS
-from tests.gateway import Gateway
+from tests.gateway import Gateway, Upstream, ext_proc_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHAT: Final = "/v1/chat/completions"
@@ -286,14 +287,40 @@ async def test_a_body_with_trailers_behind_it_arrives(gateway: Gateway, question
     assert body.replace(b"<b>so</b>", b"so") == received.body
 
 
+@pytest.mark.parametrize("sent", [False, True], ids=["as shipped", "trailers sent"])
+async def test_trailers_without_a_body_arrive_and_nothing_waits_for_one(
+    gateways: Gateways, upstream: Upstream, sent: bool
+) -> None:
+    """Envoy shows the head, no empty body, and the trailers only where it is told to."""
+
+    def edit(tree: dict[str, Any]) -> None:
+        mode = ext_proc_of(tree)["processing_mode"]
+        assert "BUFFERED" == mode["request_body_mode"]
+        if sent:
+            mode["request_trailer_mode"] = "SEND"
+
+    with gateways.open(upstream=upstream, edit=edit) as gateway:
+        with gateway.watch() as seen:
+            status = await _post_with_trailers(gateway, CHAT, b"")
+        metrics = gateway.metrics()
+    why = "no body" if sent else "answered by the proxy"
+    assert (400, [b""], {"pass": why}) == (
+        status,
+        [received.body for received in seen.received],
+        seen.notes,
+    )
+    assert (0, 0) == (metrics["forebay_in_flight"], metrics["forebay_awaited"])
+
+
 async def _post_with_trailers(gateway: Gateway, path: str, body: bytes) -> int:
-    """Send a request whose body is followed by trailers; return the reply's status."""
+    """Send a request whose body, if any, is followed by trailers; return the reply's status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     connection = h2.connection.H2Connection(h2.config.H2Configuration())
     connection.initiate_connection()
     head = {":method": "POST", ":path": path, ":scheme": "http", ":authority": "gateway"}
     connection.send_headers(1, [*(head | JSON).items()])
-    connection.send_data(1, body)
+    if body:
+        connection.send_data(1, body)
     connection.send_headers(1, [("x-checksum", "1")], end_stream=True)
     status = 0
     try:

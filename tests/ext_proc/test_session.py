@@ -296,6 +296,32 @@ def test_heads_without_bodies_take_no_places() -> None:
     assert (0, 0) == (made.books.in_flight, made.books.awaited)
 
 
+def test_trailers_without_a_body_end_what_is_awaited() -> None:
+    """There is nothing to read: the exchange is over with them, however long its reply takes."""
+    made = stage()
+    made.open("faq")
+    made.receive(request()[0])
+    before = made.books.awaited
+    assert [Pass(Message.REQUEST_TRAILERS, {"x-forebay-profile": "faq"})] == made.receive(
+        Trailers(Message.REQUEST_TRAILERS)
+    )
+    assert (1, 0, 0) == (before, made.books.awaited, made.books.in_flight)
+
+
+def test_trailers_without_a_body_find_no_place_either_where_there_is_none() -> None:
+    """They are refused as a body is."""
+    made = Stage({"hold": PROFILES["hold"]}, most_exchanges=2)
+    head, body = request()
+    waiting = [made.open("hold") for _ in range(3)]
+    for session in waiting:
+        drive(session.receive(head))
+    for session in waiting[:2]:
+        drive(session.receive(body))
+    drive(waiting[2].receive(Trailers(Message.REQUEST_TRAILERS)))
+    assert {"refused": "crowded"} == made.books.ended[0].notes
+    assert (2, 0) == (made.books.in_flight, made.books.awaited)
+
+
 def test_heads_without_bodies_are_bounded_as_well() -> None:
     """Four times as many as exchanges may be open; one that leaves makes room."""
     made = Stage({"hold": PROFILES["hold"]}, most_exchanges=2)

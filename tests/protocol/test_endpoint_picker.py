@@ -489,6 +489,17 @@ async def test_trailers_may_come_without_a_body(serve: Serve) -> None:
     await passes(talk)
 
 
+async def test_buffered_trailers_without_a_body_are_refused(serve: Serve) -> None:
+    """Their answer can set no header any more, so nobody could be named."""
+    table = Table()
+    talk = await table.open(serve)
+    await talk.head(modes=(pb.ProcessingMode.BUFFERED, pb.ProcessingMode.NONE))
+    assert "request_headers" == (await talk.told()).WhichOneof("response")
+    await talk.trailers(request=True)
+    assert 400 == (await talk.told()).immediate_response.status.code
+    assert [Outcome.REFUSED] == table.outcomes
+
+
 async def test_a_last_chunk_that_comes_twice_is_given_back_once(serve: Serve) -> None:
     """envoyproxy/envoy#46237: the second one would follow the end of the body."""
     talk = await Table().open(serve)
