@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import msgspec
@@ -25,10 +26,19 @@ MOST_ROUND_BYTES: Final = 1024 * 1024
 """What may stand round the texts of all pieces of one event: each repeats its ids. An event with
 more of that goes whole."""
 
+MOST_KEPT: Final = 2_048
+"""Events of one stream mostly differ in their text alone: what stands round it is read once, of so
+many streams."""
+MOST_KEPT_BYTES: Final = 1_024
+"""Of what stands round the text of one event."""
+_TEXT: Final = b'"\\u0000the text"'
+
 _Level: TypeAlias = "dict[str, msgspec.Raw] | list[msgspec.Raw]"
+_Around: TypeAlias = tuple[bytes, bytes]
+"""What stands before and behind the text of a piece."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """Where an endpoint's events have their text, and what of the rest each piece repeats.
 
@@ -62,6 +72,34 @@ class Split:
             before, behind = _SEPARATOR, b""
         else:
             return None
+        if len(parts) < 2:
+            return None
+        text = "".join(parts)
+        around: Sequence[_Around] | None = None
+        start, found, end = data.partition(encode(text))
+        if found and len(start) + len(end) <= MOST_KEPT_BYTES:
+            around = _kept(self, start, end)
+        if around is None and (read := self._read(data)) is not None:
+            levels, node = read
+            try:
+                around = self._around(levels) if _STRING.decode(node) == text else None
+            except (msgspec.MsgspecError, UnicodeError):
+                return None
+        if around is None:
+            return None
+        (first, behind_first), (lead, trail), (last, behind_last) = around
+        lead, trail = before + lead, trail + behind
+        if len(parts) * (len(lead) + len(trail)) > MOST_ROUND_BYTES:
+            return None
+        said = [encode(part) for part in parts]
+        return [
+            b"".join((opening, first, said[0], behind_first, behind)),
+            *[lead + one + trail for one in said[1:-1]],
+            b"".join((before, last, said[-1], behind_last, behind)),
+        ]
+
+    def _read(self, data: bytes) -> tuple[Sequence[_Level], bytes | msgspec.Raw] | None:
+        """Return the objects and arrays on the way to the text, and what stands in its place."""
         levels: list[_Level] = []
         node: bytes | msgspec.Raw = data
         try:
@@ -71,26 +109,12 @@ class Split:
                 if isinstance(level, list) and (step != 0 or len(level) != 1):
                     return None
                 levels.append(level)
-            whole = _STRING.decode(node)
         except (msgspec.MsgspecError, KeyError, IndexError, UnicodeError):
             return None
-        if "".join(parts) != whole or len(parts) < 2:
-            return None
-        starts, middles, ends = self._around(levels)
-        if len(parts) * len(b"".join((before, *middles, behind))) > MOST_ROUND_BYTES:
-            return None
-        said = [encode(part) for part in parts]
-        return [
-            b"%b%b%b%b%b" % (opening, starts[0], said[0], starts[1], behind),
-            *(b"%b%b%b%b%b" % (before, middles[0], one, middles[1], behind) for one in said[1:-1]),
-            b"%b%b%b%b%b" % (before, ends[0], said[-1], ends[1], behind),
-        ]
+        return levels, node
 
-    def _around(self, levels: Sequence[_Level]) -> list[list[bytes]]:
-        """Return what stands before and behind the text in the first piece, the last, and others.
-
-        The others' is second.
-        """
+    def _around(self, levels: Sequence[_Level]) -> Sequence[_Around]:
+        """Return what stands round the text of the first piece, of those behind it, of the last."""
         every, only_first, instead = self.every, self.first, self.instead
         first: Json = _HERE
         middle: Json = _HERE
@@ -114,4 +138,15 @@ class Split:
                     if name in instead:
                         firsts[name] = middles[name] = instead[name]
             first, middle, last = firsts, middles, lasts
-        return [encode(one).split(_MARK) for one in (first, middle, last)]
+        return [encode(one).partition(_MARK)[::2] for one in (first, middle, last)]
+
+
+@lru_cache(MOST_KEPT)
+def _kept(split: Split, start: bytes, end: bytes) -> Sequence[_Around] | None:
+    """Return what `Split` has round the pieces of a text between these, if that is its text."""
+    if _TEXT in start or _TEXT in end:
+        return None
+    read = split._read(start + _TEXT + end)  # noqa: SLF001 - of this module
+    if read is None or bytes(read[1]) != _TEXT:
+        return None
+    return split._around(read[0])  # noqa: SLF001 - of this module

@@ -162,6 +162,40 @@ def test_what_cannot_be_split_is_not(raw: bytes) -> None:
     assert None is DIALECTS["openai.chat"].split(raw, ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"id": "c", "choices": [{"delta": {"content": "ab"}}]},
+        {"id": "ab", "choices": [{"delta": {"content": "ab"}}]},
+        {"ab": 1, "id": "c", "choices": [{"delta": {"content": "ab"}}]},
+        {"id": '"ab"', "choices": [{"delta": {"content": "ab"}}]},
+        {"choices": [{"delta": {"content": "ab", "role": "ab"}}], "id": "\0the text"},
+        {"id": "i" * 4_096, "choices": [{"delta": {"content": "ab"}}]},
+    ],
+)
+def test_events_alike_but_for_their_text_are_split_alike(event: dict[str, Any]) -> None:
+    """Whatever else in them reads like the text; written plainly or in escapes."""
+    split = DIALECTS["openai.chat"].split
+    delta = event["choices"][0]["delta"]
+    for said in (["a", "b"], ["c", "水", "d"], ["a", "b"]):
+        delta["content"] = "".join(said)
+        for plain in (False, True):
+            raw = b"data: %b\n\n" % json.dumps(event, ensure_ascii=not plain).encode()
+            pieces = [json.loads(piece[6:]) for piece in split(raw, said) or ()]
+            texts = [one["choices"][0]["delta"].pop("content") for one in pieces]
+            assert said == texts
+            assert [event.get("id")] * len(said) == [one.get("id") for one in pieces]
+            assert delta.get("role") == pieces[0]["choices"][0]["delta"].get("role")
+
+
+def test_of_two_texts_of_one_name_the_last_is_split() -> None:
+    """As whoever reads the event has it."""
+    raw = b'data: {"choices": [{"delta": {"content": "ab", "content": "cd"}}]}\n\n'
+    split = DIALECTS["openai.chat"].split
+    assert (None, None) == (split(raw, ["a", "b"]), split(raw, ["a", "b"]))
+    assert 2 == len(split(raw, ["c", "d"]) or ())
+
+
 def test_what_would_grow_beyond_all_bounds_is_not_split() -> None:
     """A long id stands in each piece: eighty kilobytes would become eighty megabytes."""
     text = "word " * 4_000
