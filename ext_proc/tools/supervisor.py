@@ -1,4 +1,4 @@
-"""Keep some programs running: started together, started again when they fall, never left behind.
+"""Keep programs running: started together, started again when they fall, never left behind.
 
 A child that ends before it was ready once is an error, as its arguments or its files are wrong.
 Later it is started again: at once at first, then after ever longer pauses.
@@ -51,6 +51,10 @@ class Child:
     """A file descriptor that takes its standard output in `on_line`'s stead."""
     start_s: float = START_S
     """How long it may take until it is ready."""
+    behind: Sequence[Child] = ()
+    """Those that it sends work to: it is started once they are ready. Later all fall and come back
+    by themselves."""
+    was_ready: asyncio.Event = field(default_factory=asyncio.Event)
     process: asyncio.subprocess.Process | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
@@ -81,6 +85,8 @@ class Supervisor:
         await asyncio.gather(*(_end(child) for child in self._children))
 
     async def _start(self, child: Child, on_ready: Callable[[str], None]) -> None:
+        for other in child.behind:
+            await other.was_ready.wait()
         pumps = await self._spawn(child)
         ended = asyncio.create_task(_process(child).wait())
         ready = asyncio.create_task(_until_ready(child))
@@ -97,6 +103,7 @@ class Supervisor:
         finally:
             ready.cancel()
             ended.cancel()
+        child.was_ready.set()
         on_ready(child.name)
         self._tasks.append(asyncio.create_task(self._keep(child, pumps)))
 

@@ -273,33 +273,20 @@ def _children(plan: Plan, terminal: Terminal) -> list[Child]:
     def logs(name: str) -> Callable[[str], None]:
         return lambda line: terminal.log(name, line)
 
-    children = [
+    behind = [
         Child(
             "server",
             [*python, "serve", "--config", str(plan.derived)],
             lambda: answers(local.metrics_port, "/readyz"),
             env=plan.env,
             on_line=logs("server"),
-        ),
-        Child(
-            "envoy",
-            [
-                plan.envoy,
-                *("--config-path", str(plan.derived)),
-                *("--log-level", "info" if plan.verbose else "warning"),
-                *("--file-flush-interval-msec", str(ACCESS_LOG_FLUSH_MS)),
-                *("--drain-time-s", str(ENVOY_DRAIN_S)),
-                "--disable-hot-restart",  # it needs no base id then, and shares no memory
-            ],
-            lambda: answers(local.admin_port, "/ready"),
-            on_line=logs("envoy"),
-        ),
+        )
     ]
     if plan.pools:
         names = [f"{pool}-{index}" for pool, row in plan.pools.items() for index in range(len(row))]
         row = [number for row in plan.pools.values() for number in row]
         options = ["--names", ",".join(names), "--port", str(row[0]), "--quiet"]
-        children.append(
+        behind.append(
             Child(
                 "upstream",
                 [*python, "simulate", *options],
@@ -307,7 +294,21 @@ def _children(plan: Plan, terminal: Terminal) -> list[Child]:
                 on_line=logs("upstream"),
             )
         )
-    return children
+    envoy = Child(
+        "envoy",
+        [
+            plan.envoy,
+            *("--config-path", str(plan.derived)),
+            *("--log-level", "info" if plan.verbose else "warning"),
+            *("--file-flush-interval-msec", str(ACCESS_LOG_FLUSH_MS)),
+            *("--drain-time-s", str(ENVOY_DRAIN_S)),
+            "--disable-hot-restart",  # it needs no base id then, and shares no memory
+        ],
+        lambda: answers(local.admin_port, "/ready"),
+        on_line=logs("envoy"),
+        behind=behind,  # who finds the gateway's port open is served
+    )
+    return [*behind, envoy]
 
 
 async def _in_envoys_words(error: ConfigError, plan: Plan) -> ConfigError:

@@ -39,7 +39,7 @@ from redis import Redis
 from ext_proc.tools.simulator import Simulator
 from tests.calls import text_of
 from tests.otlp import otlp_receiver
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -171,6 +171,12 @@ def ask(url: str, body: Any = ASKED, path: str = "") -> tuple[HTTPResponse, byte
         connection.close()
 
 
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+    return port
+
+
 def run(command: str) -> tuple[HTTPResponse, bytes]:
     """Do what a printed curl command does."""
     _, _, url, _, content_type, _, data = shlex.split(command)
@@ -223,6 +229,22 @@ def test_the_welcome_says_where_everything_is(gateway: Up) -> None:
     names = [line.split()[0] for line in gateway.shown[: gateway.shown.index(MISS)]]
     whereabouts = ["gateway", "profiles", "upstream", "store", "traces", "metrics", "Envoy"]
     assert names == [*whereabouts, "settings"]
+
+
+def test_the_first_who_finds_the_port_open_is_served(scratch: Path) -> None:
+    """Envoy starts last: who asks as early as can be has an answer, and a processed one."""
+    port, replies = unused_port(), []
+
+    def is_open() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            replies.append(ask(f"http://127.0.0.1:{port}/v1/chat/completions")[0])
+        return bool(replies)
+
+    with starting(scratch, "--port", str(port)) as up:
+        until("the gateway's port is open", is_open)
+        up.started()
+    (reply,) = replies
+    assert (200, "default") == (reply.status, reply.headers["x-forebay-profile"])
 
 
 def test_a_killed_server_comes_back(scratch: Path) -> None:

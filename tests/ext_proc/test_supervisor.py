@@ -94,6 +94,39 @@ async def test_a_child_that_never_was_ready_is_an_error(tmp_path: Path) -> None:
             pass
 
 
+async def test_who_sends_work_to_another_is_started_once_that_one_is_ready(tmp_path: Path) -> None:
+    """A port that is open before somebody serves behind it gives its first clients errors."""
+    looks: list[bool] = []
+
+    async def ready() -> bool:
+        looks.append(front.process is None)
+        return len(looks) == 3
+
+    behind = Child("behind", [sys.executable, "-c", "import time; time.sleep(600)"], ready)
+    front = child("", tmp_path / "ready", behind=[behind])
+    started: list[str] = []
+    supervisor = Supervisor([front, behind], lambda _text: None)
+    try:
+        async with asyncio.timeout(60):
+            await supervisor.start(started.append)
+    finally:
+        await supervisor.stop()
+    assert ([True] * 3, ["behind", "child"]) == (looks, started)
+
+
+async def test_who_waits_for_one_that_is_never_ready_is_not_started(tmp_path: Path) -> None:
+    """What is told is why that one ended."""
+    behind = child("import sys; sys.exit(2)", tmp_path / "behind")
+    front = child("", tmp_path / "front", behind=[behind])
+    supervisor = Supervisor([front, behind], lambda _text: None)
+    try:
+        with pytest.raises(ConfigError, match="child: ended with code 2"):
+            await supervisor.start(lambda _name: None)
+    finally:
+        await supervisor.stop()
+    assert front.process is None
+
+
 async def test_a_child_that_does_not_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
