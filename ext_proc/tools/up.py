@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -153,14 +153,13 @@ def _plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     clusters = [] if upstream else sorted(settings.clusters)
     counts = {name: count_replicas(settings, name) for name in clusters}
     free = iter(free_ports(3 + sum(counts.values())))
-    own = [
-        _open_port(option, host, wanted or next(free))
-        for option, host, wanted in (
-            ("--port", arguments.host, arguments.port),
-            ("--admin-port", LOOPBACK, arguments.admin_port),
-            ("--metrics-port", LOOPBACK, arguments.metrics_port),
-        )
-    ]
+    own = (
+        arguments.port or next(free),
+        arguments.admin_port or next(free),
+        arguments.metrics_port or next(free),
+    )
+    hosts = (arguments.host, LOOPBACK, LOOPBACK)
+    _check_open(zip(("--port", "--admin-port", "--metrics-port"), hosts, own, strict=True))
     # The simulator takes a row of ports, in the order of these.
     pools = {name: [next(free) for _ in range(count)] for name, count in counts.items()}
     local = Local(
@@ -206,17 +205,22 @@ def _write(derived: Path, tree: Mapping[str, Any]) -> None:
     draft.replace(derived)
 
 
-def _open_port(option: str, host: str, number: int) -> int:
-    """Return the port if it is free; raise `ConfigError` otherwise.
+def _check_open(ports: Iterable[tuple[str, str, int]]) -> None:
+    """Raise `ConfigError` that names each option whose port is not free on its host.
 
     Envoy would share a taken port with another Envoy without a word (SO_REUSEPORT).
     """
-    try:
-        socket.create_server((host, number)).close()
-    except OSError as error:
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
-        raise ConfigError(option, f"{number} {why}; choose another, or 0 for a free one") from None
-    return number
+    taken = []
+    with contextlib.ExitStack() as held:  # so that no two of them are the same one
+        for option, host, number in ports:
+            try:
+                held.enter_context(socket.create_server((host, number)))
+            except OSError as error:
+                used = error.errno == errno.EADDRINUSE
+                why = "is in use" if used else f"cannot be used ({error})"
+                taken.append(f"{option}: {number} {why}; choose another, or 0 for a free one")
+    if taken:
+        raise ConfigError("", "\n".join(taken))
 
 
 # --- Whom it will need ----------------------------------------------------------------------------

@@ -186,6 +186,12 @@ def run(command: str) -> tuple[HTTPResponse, bytes]:
 
 def refused(scratch: Path, *options: str) -> str:
     """Start what cannot start; return its only line."""
+    (line,) = refused_lines(scratch, *options)
+    return line
+
+
+def refused_lines(scratch: Path, *options: str) -> list[str]:
+    """Start what cannot start; return what it says."""
     done = subprocess.run(
         [sys.executable, "-m", "ext_proc", "up", *options],
         cwd=ROOT,
@@ -197,8 +203,7 @@ def refused(scratch: Path, *options: str) -> str:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    return done.stderr.rstrip()
+    return done.stderr.splitlines()
 
 
 def test_the_printed_commands_show_a_miss_a_hit_and_a_stream(scratch: Path) -> None:
@@ -558,12 +563,27 @@ def test_verbose_shows_who_says_what(scratch: Path) -> None:
         up.started()
 
 
-def test_a_taken_port_is_told_with_the_option_for_another(scratch: Path) -> None:
-    """Envoy itself would share it with another Envoy without a word."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        line = refused(scratch, "--port", str(port))
-    assert line == (f"forebay up: --port: {port} is in use; choose another, or 0 for a free one")
+def test_every_taken_port_is_told_with_the_option_for_another(scratch: Path) -> None:
+    """Each in a line. Envoy itself would share them with another Envoy without a word."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        first, second = (taken.getsockname()[1] for taken in (one, two))
+        ports = ("--port", str(first), "--admin-port", "0", "--metrics-port", str(second))
+        lines = refused_lines(scratch, *ports)
+    assert [
+        f"forebay up: --port: {first} is in use; choose another, or 0 for a free one",
+        f"forebay up: --metrics-port: {second} is in use; choose another, or 0 for a free one",
+    ] == lines
+
+
+def test_one_port_is_not_taken_twice(scratch: Path) -> None:
+    """Envoy would listen on both addresses, and answer for either as it happens."""
+    port = str(unused_port())
+    line = refused(scratch, "--port", port, "--admin-port", port, "--metrics-port", "0")
+    expected = f"forebay up: --admin-port: {port} is in use; choose another, or 0 for a free one"
+    assert expected == line
 
 
 def test_a_missing_envoy_is_told_with_how_to_get_it(scratch: Path) -> None:
