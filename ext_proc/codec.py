@@ -280,16 +280,17 @@ _NEVER_TWICE: Final = frozenset(("server-timing",))
 def encode(command: Command) -> bytes:
     """Write a command as a `ProcessingResponse`."""
     match command:
-        case Pass(message, metadata, mode):
-            told = _metadata(metadata) if metadata else b""
-            return _PASS[message, mode] + told
+        case Pass():  # a pattern of members would cost half of what is done here
+            told = _metadata(command.metadata) if command.metadata else b""
+            return _PASS[command.message, command.response_body] + told
+        case Stream():
+            data, last = command.data, command.last
+            head = _head_of_stream(command.message, len(data), last=last)
+            return b"".join((head, data, _LAST_CHUNK)) if last else head + data
         case Forward():
             return _forward(command)
         case Respond():
             return _respond(command)
-        case Stream(data, last, message):
-            head = _head_of_stream(message, len(data), last=last)
-            return b"".join((head, data, _LAST_CHUNK)) if last else head + data
         case Extend(seconds):
             response = pb.ProcessingResponse()
             # Envoy takes no less than a millisecond.

@@ -98,14 +98,11 @@ class Outflow:
             return await self._send(deltas)
         if not self._cut:
             self._chunks.append(seen if self.seen_bytes > seen else -1)
-        if (
-            not deltas
-            and self._alarm is not None
-            and self._alarm_ns <= now_ns + PATIENCE_NS
-            and (self._cut or self._chunks[0] >= self._went)
-        ):
-            return False  # it waits behind others, and when it is their turn we are called
-        return await self._send(deltas)
+        if deltas or not (self._cut or self._chunks[0] >= self._went):
+            return await self._send(deltas)
+        if self._alarm is None or self._alarm_ns > now_ns + PATIENCE_NS:
+            self._wait(self._wake_ns(self._run.wake_ns()))
+        return False  # else it waits behind others, and when it is their turn we are called
 
     async def end(self, deltas: Sequence[Delta], last: Command) -> bool:
         """Take that trailers end the reply, to which `last` is the answer."""

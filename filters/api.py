@@ -1164,7 +1164,10 @@ class Filter(Generic[ConfigT]):
         return None
 
     def on_time(self, exchange: Exchange) -> Iterable[Delta]:
-        """Return what is due, to be sent in one; called again while `wake_ns` lies behind."""
+        """Return what is due, to be sent in one; called again while `wake_ns` lies behind.
+
+        It may be called before that: nothing is due then.
+        """
         return ()
 
     def let_go(self) -> Iterable[Delta]:

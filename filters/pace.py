@@ -28,11 +28,15 @@ LONGEST_GAP: Final = Duration("200ms")
 MOST_CUT_CHARS: Final = 65_536
 """Of an event's text; to cut more takes too long while nobody else is served. It goes whole."""
 WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
-PLAIN_CHARS: Final = 128  # a piece of ASCII of that length needs no better estimate than its length
+PLAIN_CHARS: Final = (
+    1_024  # a piece of ASCII of that length needs no better estimate than its length
+)
 TOKEN_CHARS: Final = 5  # of English
 IDLE_GPU: Final = 0.5
 LOOKS_NS: Final = 1_000_000_000
 """Between two looks at the GPU: replicas are asked about as often, and the rate takes as long."""
+TUNE_NS: Final = 200_000_000
+"""Between two changes of the rate, each of which is the less the sooner it comes."""
 NEVER_NS: Final = 1 << 63
 HELD_MS: Final = "pace.held_ms"
 LATE_MS: Final = "pace.late_ms"
@@ -81,6 +85,8 @@ class PaceFilter(Filter[PaceConfig]):
         """None where nothing is paced."""
         self._tempo: Tempo | None = None
         self._most: float = config.rate
+        self._tune_ns = NEVER_NS
+        """When to change the rate."""
         self._look_ns = NEVER_NS
         """When to look at the GPU; never where the client is far, which is told but once."""
 
@@ -117,8 +123,16 @@ class PaceFilter(Filter[PaceConfig]):
         self._pacer = Pacer(self.prepared, self.config.rate)
         if self.config.adapt:
             self._tempo = Tempo(self.config.rate)
+            self._tune_ns = 0
             if near(exchange.head.headers.get(RTT_HEADER, "")):
                 self._look(exchange, self.ports.clock.monotonic_ns())
+
+    def _tune(self, exchange: Exchange, tempo: Tempo, pacer: Pacer, now_ns: int) -> None:
+        """Move the rate on towards what suits."""
+        self._tune_ns = now_ns + TUNE_NS
+        if now_ns >= self._look_ns:
+            self._look(exchange, now_ns)
+        pacer.set_rate(tempo.follow(now_ns, self._most, pacer.held_tokens))
 
     def _look(self, exchange: Exchange, now_ns: int) -> None:
         """Choose the most tokens a second that the replica is good for, until the next look."""
@@ -137,11 +151,9 @@ class PaceFilter(Filter[PaceConfig]):
         now_ns = self.ports.clock.monotonic_ns()
         tokens = self._tokens(delta.text)
         if tokens and (tempo := self._tempo) is not None:
-            if now_ns >= self._look_ns:
-                self._look(exchange, now_ns)
             tempo.hear(now_ns, tokens)
-            if not pacer.held_tokens:  # else each frame that goes sets the rate
-                pacer.set_rate(tempo.follow(now_ns, self._most, 0))
+            if now_ns >= self._tune_ns and not pacer.held_tokens:  # else the next frame does it
+                self._tune(exchange, tempo, pacer, now_ns)
         if (
             tokens > (size := pacer.frame_tokens)
             and self.config.chunks == "cut"
@@ -188,10 +200,8 @@ class PaceFilter(Filter[PaceConfig]):
         if pacer is None:
             return ()
         now_ns = self.ports.clock.monotonic_ns()
-        if self._tempo is not None and not pacer.ending:
-            if now_ns >= self._look_ns:
-                self._look(exchange, now_ns)
-            pacer.set_rate(self._tempo.follow(now_ns, self._most, pacer.held_tokens))
+        if now_ns >= self._tune_ns and (tempo := self._tempo) is not None and not pacer.ending:
+            self._tune(exchange, tempo, pacer, now_ns)
         return pacer.due(now_ns)
 
     def let_go(self) -> Iterable[Delta]:

@@ -85,7 +85,9 @@ class Pipeline:
 class Run:
     """One exchange's way through a pipeline: its filter instances and what became of them."""
 
-    __slots__ = ("_failed", "_holders", "_pipeline", "_reached", "_unwell", "_watchers", "timings")
+    __slots__ = (
+        "_failed", "_holders", "_lone", "_pipeline", "_reached", "_unwell", "_watchers", "timings",
+    )  # fmt: skip
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -95,6 +97,9 @@ class Run:
         self._watchers: list[tuple[Stage, AnyFilter]] | None = None
         self._holders: Sequence[AnyFilter] = ()
         """Those of them that may hold something."""
+        self._lone: _Watcher | None = None
+        """The one that does, where nobody else does and nobody sees what it gives: nearly always.
+        """
         self._unwell: tuple[AnyFilter, Exception] | None = None
         """One of these that failed when it was asked how long, and has not been left out yet."""
         self.timings: list[tuple[str, int]] = []
@@ -151,6 +156,8 @@ class Run:
                 if stage.on_delta and instance not in self._failed
             ]
             self._holders = [instance for stage, instance in self._watchers if stage.holding]
+            if len(self._holders) == 1 and self._watchers[-1][0].holding:
+                self._lone = self._watchers[-1]
         return self._through(exchange, (delta,), self._watchers)
 
     def _through(
@@ -189,7 +196,7 @@ class Run:
         assert self._watchers is not None  # it is one of them
         self._watchers = [one for one in self._watchers if one is not watcher]
         self._holders = [one for one in self._holders if one is not instance]
-        self._unwell = None
+        self._unwell = self._lone = None
         self._failed.append(instance)
         note_failure(exchange, instance.name, error)
         if not stage.holding:
@@ -206,19 +213,14 @@ class Run:
 
     def due(self, exchange: Exchange, now_ns: int) -> Sequence[Delta]:
         """Return what the filters that hold something have due, to be sent in one."""
-        holders, watchers = self._holders, self._watchers
-        if len(holders) != 1 or not watchers or watchers[-1][1] is not holders[0] or self._unwell:
+        lone = self._lone
+        if lone is None:
             return self._asked(exchange, now_ns)
-        # Nearly always one filter holds something, and stands last.
-        (instance,) = holders
         given: list[Delta] = []
         try:
-            wake_ns = instance.wake_ns()
-            if wake_ns is None or wake_ns > now_ns:
-                return ()
-            given.extend(instance.on_time(exchange))
+            given.extend(lone[1].on_time(exchange))
         except Exception as error:  # noqa: BLE001 - fail-open: the client gets what waits
-            self._drop(exchange, watchers[-1], error, given)
+            self._drop(exchange, lone, error, given)
         return given
 
     def _asked(self, exchange: Exchange, now_ns: int | None) -> Sequence[Delta]:
@@ -251,7 +253,7 @@ class Run:
             try:
                 wake_ns = instance.wake_ns()
             except Exception as error:  # noqa: BLE001 - fail-open: `due` goes on without it
-                self._unwell = instance, error
+                self._unwell, self._lone = (instance, error), None
                 return 0
             if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
                 soonest_ns = wake_ns

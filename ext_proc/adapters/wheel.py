@@ -64,8 +64,10 @@ class TimerWheel:
         if self._ticks:
             self._timer_tick = self._ticks[0]
             wait_ns = self._timer_tick * TICK_NS - self._clock.monotonic_ns()
+            # uvloop rounds to a millisecond: before the tick it would turn again and again.
+            wait_ms = max(0, -(-wait_ns // 1_000_000))
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, wait_ns / 1e9), self._turn)
+            self._timer = loop.call_later(wait_ms / 1e3, self._turn)
 
     def _turn(self) -> None:
         self._timer = None
