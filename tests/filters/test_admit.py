@@ -131,10 +131,13 @@ def test_a_header_of_the_mesh_names_the_class(
     assert priority is wish_of(ask("openai.chat", SHORT, headers=headers), config).priority
 
 
-def test_a_request_that_nobody_speaks_for_is_of_the_profiles_class() -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["x-forebay-class", "x-forebay-priority", "priority", "x-priority", "x-mesh-class", ""],
+)
+def test_a_request_that_nobody_speaks_for_is_of_the_profiles_class(name: str) -> None:
     """Whatever it says of itself: no header is read that the profile does not name."""
-    names = ("x-forebay-class", "x-forebay-priority", "priority", "x-priority", "x-mesh-class")
-    claims = dict.fromkeys(names, "urgent")
+    claims = {name: "urgent"}
     assert Priority.NORMAL is wish_of(ask("openai.chat", SHORT, headers=claims)).priority
 
 
@@ -155,11 +158,6 @@ def test_the_defaults_are_those_of_the_table() -> None:
         rules.bulk,
         rules.slice_s,
     )
-
-
-def test_a_header_without_a_name_is_none() -> None:
-    """A request cannot make itself urgent where the profile names no header."""
-    assert Priority.NORMAL is wish_of(ask("openai.chat", SHORT, headers={"": "urgent"})).priority
 
 
 def test_whose_it_is_and_how_long_it_may_wait_is_told() -> None:
