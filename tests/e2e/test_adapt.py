@@ -72,6 +72,17 @@ def with_replicas(transport: Edit) -> Edit:
     return edit
 
 
+@contextlib.asynccontextmanager
+async def speaking(
+    gateways: Gateways, transport: Edit, gpu_percent: int | None
+) -> AsyncIterator[tuple[SpeakingServer, Gateway]]:
+    """Have a server behind a gateway that asks it how it is."""
+    async with SpeakingServer(gpu_percent) as server:
+        ports = {name: [server.port] for name in POOLS}
+        with gateways.open(pools=ports, edit=with_replicas(transport)) as gateway:
+            yield server, gateway
+
+
 async def known(gateway: Gateway, name: str, value: float) -> None:
     """Wait until Forebay has a figure of its replica."""
 
@@ -119,16 +130,14 @@ async def test_the_rate_is_what_gpu_and_distance_allow(
     rate: float,
 ) -> None:
     """Faster by and by. Envoy's word on the distance counts, not the client's."""
-    async with SpeakingServer(gpu_percent) as server:
-        ports = {name: [server.port] for name in POOLS}
-        with gateways.open(pools=ports, edit=with_replicas(transport)) as gateway:
-            await known(gateway, KNOWN, 1)
-            with gateway.watch() as seen:
-                async with asked(http, gateway.url) as reply:
-                    got = await say(server, reply, lumps) + await end(server, reply)
-        assert LUMP * lumps + END == got
-        assert rate == seen.notes["pace.rate"]
-        assert not [name for name in server.heads[0] if name.lower().startswith("x-forebay")]
+    async with speaking(gateways, transport, gpu_percent) as (server, gateway):
+        await known(gateway, KNOWN, 1)
+        with gateway.watch() as seen:
+            async with asked(http, gateway.url) as reply:
+                got = await say(server, reply, lumps) + await end(server, reply)
+    assert LUMP * lumps + END == got
+    assert rate == seen.notes["pace.rate"]
+    assert not [name for name in server.heads[0] if name.lower().startswith("x-forebay")]
 
 
 @pytest.mark.parametrize(("before", "after", "rate"), [(49, 90, 80.0), (90, 49, 120.0)])
@@ -141,16 +150,14 @@ async def test_a_gpu_that_gets_busy_in_the_midst_of_an_answer_slows_it(
     rate: float,
 ) -> None:
     """And one that rests lets it go faster, without another request."""
-    async with SpeakingServer(before) as server:
-        ports = {name: [server.port] for name in POOLS}
-        with gateways.open(pools=ports, edit=with_replicas(transport)) as gateway:
-            figure = f'forebay_replica_state{{figure="gpu",pool="full",replica="{server.address}"}}'
-            await known(gateway, figure, before / 100)
-            with gateway.watch() as seen:
-                async with asked(http, gateway.url) as reply:
-                    got = await say(server, reply, SOME)
-                    server.tell(after)
-                    await known(gateway, figure, after / 100)
-                    got += await say(server, reply, LOOK + ENOUGH) + await end(server, reply)
-        assert LUMP * (SOME + LOOK + ENOUGH) + END == got
-        assert rate == seen.notes["pace.rate"]
+    async with speaking(gateways, transport, before) as (server, gateway):
+        figure = f'forebay_replica_state{{figure="gpu",pool="full",replica="{server.address}"}}'
+        await known(gateway, figure, before / 100)
+        with gateway.watch() as seen:
+            async with asked(http, gateway.url) as reply:
+                got = await say(server, reply, SOME)
+                server.tell(after)
+                await known(gateway, figure, after / 100)
+                got += await say(server, reply, LOOK + ENOUGH) + await end(server, reply)
+    assert LUMP * (SOME + LOOK + ENOUGH) + END == got
+    assert rate == seen.notes["pace.rate"]

@@ -94,6 +94,14 @@ async def until_free(gateway: Gateway) -> None:
     await asyncio.to_thread(until, "free slots and empty queues", is_free)
 
 
+async def served(gateway: Gateway, held: HeldUpstream, asking: Sequence[Asking]) -> None:
+    """Let the model server answer: all get their answers, and no place or slot is held then."""
+    held.release()
+    replies = await asyncio.gather(*asking)
+    assert [200] * len(asking) == [reply.status for reply in replies]
+    await until_free(gateway)
+
+
 async def test_short_requests_pass_long_ones(
     gateways: Gateways, http: aiohttp.ClientSession, held: HeldUpstream, transport: Edit
 ) -> None:
@@ -117,10 +125,7 @@ async def test_short_requests_pass_long_ones(
             metrics[IN_USE % "bulk"],
             depth(metrics, "bulk"),
         )
-        held.release()
-        replies = await asyncio.gather(*long, *quick[3:], *later)
-        assert [200] * 14 == [reply.status for reply in replies]
-        await until_free(gateway)
+        await served(gateway, held, [*long, *quick[3:], *later])
 
 
 async def test_long_requests_are_lent_what_short_ones_leave(
@@ -137,9 +142,7 @@ async def test_long_requests_are_lent_what_short_ones_leave(
         asking += ask(call, [short(1)])
         await held.arrived(6)
         assert 4 == gateway.metrics()[IN_USE % "bulk"]
-        held.release()
-        assert [200] * 6 == [reply.status for reply in await asyncio.gather(*asking)]
-        await until_free(gateway)
+        await served(gateway, held, asking)
 
 
 async def test_who_finds_the_queue_full_is_told_when_to_ask_again(
@@ -191,10 +194,7 @@ async def test_who_waited_as_long_as_it_may_is_told_when_to_ask_again(
         assert int(late.headers["retry-after"]) >= 1
         assert "no model server was free" in json.loads(late.body)["error"]["message"]
         assert (1, False) == (held.requests, patient[0].done())
-        held.release()
-        replies = await asyncio.gather(*first, *patient)
-        assert [200, 200] == [reply.status for reply in replies]
-        await until_free(gateway)
+        await served(gateway, held, [*first, *patient])
 
 
 async def test_four_classes_of_profiles_are_served_by_their_urgency(
@@ -320,9 +320,7 @@ async def test_clients_that_leave_the_queue_free_their_places(
             task.cancel()
         await held.arrived(4)
         await until_waiting(gateway, 1)
-        held.release()
-        assert [200] * 3 == [reply.status for reply in await asyncio.gather(*asking[7:])]
-        await until_free(gateway)
+        await served(gateway, held, asking[7:])
 
 
 async def test_an_instance_takes_only_so_many_at_once(
