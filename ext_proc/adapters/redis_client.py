@@ -15,7 +15,7 @@ from redis.exceptions import AskError, MovedError
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_dial import Dial, open_tls
 from ext_proc.adapters.redis_lane import Command, Replies
-from ext_proc.adapters.redis_node import BYPASSED, FULL, LANES, LATE, RedisNode
+from ext_proc.adapters.redis_node import BYPASSED, FULL, LANES, LATE, Left, RedisNode
 from ext_proc.adapters.redis_places import RedisPlaces, Search
 from ext_proc.adapters.redis_search import ask_cluster, ask_sentinel
 from ext_proc.adapters.store_watch import StoreWatch
@@ -93,27 +93,31 @@ class RedisClient:
 
         Every command is about a name of `name_of(..., key)`. They are sent together, one after
         the other, although others' may come between; even if the caller is cancelled, unless they
-        only read (`reads`: a replica may answer, if those are to be asked).
+        only read (`reads`: a replica may answer, if those are to be asked). What becomes of those
+        is counted as if it had waited, but one that is sent elsewhere is not followed.
         """
         started_ns = self._clock.monotonic_ns()
         limit_s = self._timeout_s
         node = self._places.serving(key, started_ns, reads=reads)
         if node is None:
-            await self._places.known(limit_s)
+            try:
+                await self._places.known(limit_s)
+            except asyncio.CancelledError:
+                if not reads:
+                    self._accounted(operation, started_ns, BYPASSED)
+                raise
             node = self._places.serving(key, started_ns, reads=reads)
             limit_s = self._left_s(started_ns)
         outcome: Replies = BYPASSED
         if node is not None:
-            outcome = await node.ask(commands, limit_s, stays=not reads)
+            left = None if reads else partial(self._accounted, operation, started_ns)
+            outcome = await node.ask(commands, limit_s, left=left)
             if isinstance(outcome, AskError):
-                outcome = await self._ask_another(outcome, node, commands, started_ns, not reads)
-            if outcome is not BYPASSED and outcome is not FULL:
-                elapsed_ns = self._clock.monotonic_ns() - started_ns
-                self.watch.store_took("redis", operation, elapsed_ns)
-            if isinstance(outcome, list):
-                return outcome
-        self._places.doubt()
-        raise self._failure(operation, outcome)
+                outcome = await self._ask_another(outcome, node, commands, started_ns, left)
+        accounted = self._accounted(operation, started_ns, outcome)
+        if isinstance(accounted, PortError):
+            raise accounted
+        return accounted
 
     async def open(self, limit_s: float) -> bool:
         """Connect to every server, and stay connected: to connect may take longer than an answer.
@@ -158,7 +162,7 @@ class RedisClient:
         node: RedisNode,
         commands: tuple[Command, ...],
         started_ns: int,
-        stays: bool,
+        left: Left | None,
     ) -> Replies:
         """Ask the server that another one named, in the time that is left."""
         other = self._places.redirected(error, node)
@@ -166,13 +170,25 @@ class RedisClient:
         if other is None or limit_s <= 0:
             return error
         if isinstance(error, MovedError):
-            return await other.ask(commands, limit_s, stays=stays)
+            return await other.ask(commands, limit_s, left=left)
         asking = [step for command in commands for step in (("ASKING",), command)]
-        outcome = await other.ask(asking, limit_s, stays=stays)
+        outcome = await other.ask(asking, limit_s, left=left)
         return outcome[1::2] if isinstance(outcome, list) else outcome
 
     def _left_s(self, started_ns: int) -> float:
         return self._timeout_s - (self._clock.monotonic_ns() - started_ns) / 1e9
+
+    def _accounted(
+        self, operation: str, started_ns: int, outcome: Replies
+    ) -> list[Any] | PortError:
+        """Count what became of an `ask`; return the replies, or what is to be raised."""
+        if outcome is not BYPASSED and outcome is not FULL:
+            elapsed_ns = self._clock.monotonic_ns() - started_ns
+            self.watch.store_took("redis", operation, elapsed_ns)
+        if isinstance(outcome, list):
+            return outcome
+        self._places.doubt()
+        return self._failure(operation, outcome)
 
     def _failure(self, operation: str, outcome: Replies) -> PortError:
         if outcome is BYPASSED:

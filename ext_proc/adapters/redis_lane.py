@@ -30,16 +30,16 @@ _INCOMPLETE: Final = object()
 _ERRORS: Final = {"MOVED": MovedError, "ASK": AskError, "NOSCRIPT": NoScriptError}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
-    """What one caller asked, and where its outcome goes."""
+    """What one caller asked, and where its outcome goes: elsewhere once the caller has left."""
 
     commands: Sequence[Command]
     outcome: asyncio.Future[Replies]
     weight: int = 0
     """Bytes that a queue full of such calls is measured by; of what only reads, none."""
     stays: bool = False
-    """It is sent even if its caller was cancelled before its turn came."""
+    """It is sent even if its caller was cancelled before its turn came, and has an outcome."""
 
 
 class Lane(asyncio.Protocol):
@@ -175,6 +175,8 @@ def packed(commands: Iterable[Command]) -> bytes:
 
 def settle(call: Call, outcome: Replies) -> None:
     """Give a call its outcome, unless it has one or nobody waits for it any more."""
+    if call.stays and call.outcome.cancelled():  # in this turn: its caller had none yet
+        call.outcome = call.outcome.get_loop().create_future()
     if not call.outcome.done():
         call.outcome.set_result(outcome)
 

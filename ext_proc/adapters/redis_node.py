@@ -26,6 +26,9 @@ PAUSE_NS: Final = 1_000_000_000  # between one probe of a server that failed and
 Connect: TypeAlias = Callable[[Address], AbstractConnection]
 """Returns a connection to a server that does not connect yet."""
 
+Left: TypeAlias = Callable[[Replies], object]
+"""Told what became of a call whose caller was cancelled meanwhile."""
+
 LATE: Final = TimeoutError()
 """There was no answer within the budget."""
 BYPASSED: Final = RuntimeError()
@@ -81,14 +84,15 @@ class RedisNode:
         return self._breaker.would_allow(now_ns)
 
     async def ask(
-        self, commands: Sequence[Command], limit_s: float, *, stays: bool = False
+        self, commands: Sequence[Command], limit_s: float, *, left: Left | None = None
     ) -> Replies:
         """Return the replies, or what went wrong: `LATE` when `limit_s` went by.
 
-        What `stays` is sent even if the caller is cancelled meanwhile.
+        If the caller is cancelled meanwhile, they are sent all the same when there is a `left` to
+        be told instead, in the same time and once.
         """
         started_ns = self._clock.monotonic_ns()
-        weight = _weigh(commands) if stays else 0
+        weight = _weigh(commands) if left is not None else 0
         waiting = self._waiting
         # One that alone is larger goes when no other waits.
         too_much = (
@@ -99,7 +103,7 @@ class RedisNode:
         if self._retired or not self._breaker.allows(started_ns):
             return BYPASSED
         loop = asyncio.get_running_loop()
-        call = Call(commands, loop.create_future(), weight, stays)
+        call = Call(commands, loop.create_future(), weight, stays=left is not None)
         waiting.append(call)
         self._waiting_bytes += weight
         if len(waiting) == 1 and self._idle:
@@ -107,10 +111,16 @@ class RedisNode:
         timer = loop.call_later(limit_s, _be_late, call)
         try:
             outcome = await call.outcome
-        finally:
-            timer.cancel()
-        if not isinstance(outcome, list):
-            self._breaker.failed(started_ns, self._clock.monotonic_ns())
+        except asyncio.CancelledError:
+            if left is None:
+                timer.cancel()
+                raise
+            if call.outcome.cancelled():  # else there is one of which the caller was not told yet
+                call.outcome = loop.create_future()
+            call.outcome.add_done_callback(partial(self._outlived, started_ns, timer, left))
+            raise
+        timer.cancel()
+        self._heed(started_ns, outcome)
         return outcome
 
     def connect(self) -> None:
@@ -190,6 +200,23 @@ class RedisNode:
         ended_ns = self._clock.monotonic_ns()
         if ended_ns - started_ns <= self._budget_ns:
             self._breaker.succeeded(ended_ns)
+
+    def _heed(self, started_ns: int, outcome: Replies) -> None:
+        """Tell the breaker of what was late or went wrong."""
+        if not isinstance(outcome, list):
+            self._breaker.failed(started_ns, self._clock.monotonic_ns())
+
+    def _outlived(
+        self,
+        started_ns: int,
+        timer: asyncio.TimerHandle,
+        left: Left,
+        settled: asyncio.Future[Replies],
+    ) -> None:
+        timer.cancel()
+        outcome = settled.result()
+        self._heed(started_ns, outcome)
+        left(outcome)
 
     async def _greet(self, lane: Lane) -> None:
         """Find out whether a connection is still open at the other end."""

@@ -80,6 +80,7 @@ class RedisPlaces:
         self._old_at_ns = 0
         self._failed = False
         self._connects = False
+        self._closed = False
         if search is None:
             self._shards = [Shard(self._node(servers[0]))] * SLOTS
 
@@ -132,7 +133,7 @@ class RedisPlaces:
 
     def doubt(self) -> None:
         """Search as soon as that may be: something known is wrong."""
-        if self._search is not None and self._searching is None:
+        if self._search is not None and self._searching is None and not self._closed:
             self._searching = asyncio.ensure_future(self._look(self._search))
 
     def redirected(self, error: AskError, by: RedisNode) -> RedisNode | None:
@@ -151,6 +152,7 @@ class RedisPlaces:
 
     async def close(self) -> None:
         """Search no more and close every connection."""
+        self._closed = True
         tasks = [*self._retiring, *([self._searching] if self._searching else [])]
         for task in tasks:
             task.cancel()

@@ -238,3 +238,12 @@ async def test_a_server_that_is_found_no_more_is_asked_no_more() -> None:
     await asyncio.gather(*found.places._retiring)
     assert ONE == found.node(HIGH).address
     assert isinstance(await gone.ask([("GET", "x")], 1), RuntimeError)
+
+
+async def test_what_is_wrong_after_the_end_is_not_looked_up() -> None:
+    """A write that nobody waited for may fail with its connection, when all are closed."""
+    found = Found([THREE], *HALVES)
+    await found.search()
+    await found.places.close()
+    found.places.doubt()
+    assert found.places._searching is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import redis.asyncio as redis
 
 from ext_proc.adapters.breaker import BreakerState
 from ext_proc.adapters.redis_client import RedisClient
+from ext_proc.adapters.redis_lane import Call, Replies, settle
 from ext_proc.adapters.redis_node import FAILURES, LANES, MOST_WAITING, MOST_WAITING_BYTES
 from ext_proc.adapters.redis_store import RedisStore
 from filters.errors import ConfigError, PortError
@@ -96,6 +97,22 @@ def connections(server: RedisServer) -> int:
     return int(server.ask("INFO", "clients")["connected_clients"]) - 1
 
 
+async def cancelled_put(store: RedisStore) -> None:
+    """Put what nobody waits for once it is asked."""
+    task = asyncio.ensure_future(store.put(b"key", b"value", 3_600))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def until(good: Callable[[], bool]) -> None:
+    """Wait for what nobody is told of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not good():  # noqa: ASYNC110 - what is counted tells nobody
+            await asyncio.sleep(0)
+
+
 async def fail_until_open(store: RedisStore) -> None:
     for _ in range(FAILURES):
         with pytest.raises(PortError):
@@ -156,17 +173,117 @@ async def test_a_frozen_server_holds_a_start_up_for_so_long_and_no_longer(
     server.thaw()
 
 
-async def test_what_was_put_is_kept_although_the_caller_is_cancelled(store: RedisStore) -> None:
+async def test_what_was_put_is_kept_although_the_caller_is_cancelled(
+    store: RedisStore, watch: FakeStoreWatch
+) -> None:
     """The exchange whose answer it is ends at that moment, and its end cancels."""
-    task = asyncio.ensure_future(store.put(b"key", b"value", 3_600))
+    await cancelled_put(store)
+    await until(lambda: bool(watch.took))
+    assert b"value" == await store.get(b"key")
+    assert ([("redis", "put"), ("redis", "get")], []) == (watch.took, watch.failed)
+
+
+async def test_a_put_that_is_cancelled_before_redis_is_connected_to_is_kept(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """Its connection is opened for it, and somebody else's waits for that."""
+    client = RedisClient(server.url, clock, watch, timeout_s=BUDGET_S, lanes=1)
+    store = RedisStore(client, clock)
+    await cancelled_put(store)
+    assert b"value" == await store.get(b"key")
+    await store.close()
+    assert ([("redis", "put"), ("redis", "get")], []) == (watch.took, watch.failed)
+
+
+async def test_a_cancelled_put_that_is_late_is_counted_once(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its time is over, as another's; not again when its answer comes after all."""
+    client = RedisClient(server.url, clock, watch, timeout_s=HASTY_S, lanes=1)
+    store = RedisStore(client, clock)
+    await answer(store, clock, b"nothing")
+    watch.failed.clear()
+    watch.took.clear()
+    doubts: list[None] = []
+    monkeypatch.setattr(client._places, "doubt", lambda: doubts.append(None))
+    server.freeze()
+    await cancelled_put(store)
+    await until(lambda: bool(watch.failed))
+    lost = [("redis", "put")]
+    assert (lost, lost, [None]) == (watch.failed, watch.took, doubts)
+    server.thaw()
+    assert b"value" == await answer(store, clock, b"key")
+    await store.close()
+    assert 1 == watch.took.count(("redis", "put"))
+    assert lost == [one for one in watch.failed if one == ("redis", "put")]
+
+
+async def test_cancelled_puts_that_fail_are_counted_and_open_the_breaker(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """A Redis may be lost while nobody waits for it: who comes next need not find that out."""
+    client = RedisClient(server.url, clock, watch, timeout_s=BUDGET_S)
+    assert await client.open(PATIENCE_S)
+    store = RedisStore(client, clock)
+    server.freeze()
+    for _ in range(FAILURES):
+        await cancelled_put(store)
+    assert (BreakerState.CLOSED, []) == (store.state, watch.failed)
+    server.kill()
+    await until(lambda: store.state is BreakerState.OPEN)
+    with pytest.raises(PortError, match="redis is bypassed: it failed moments ago"):
+        await store.put(b"key", b"value", 3_600)
+    await store.close()
+    lost = [("redis", "put")] * FAILURES
+    assert (lost, lost, lost[:1]) == (watch.failed, watch.took, watch.bypassed)
+
+
+async def test_a_put_that_is_cancelled_when_its_answer_is_there_is_counted_once(
+    store: RedisStore, watch: FakeStoreWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken, but its caller had no turn yet in which to hear of it."""
+    putting = asyncio.ensure_future(store.put(b"key", b"value", 3_600))
+
+    def settle_and_cancel(call: Call, outcome: Replies) -> None:
+        settle(call, outcome)
+        putting.cancel()
+
+    monkeypatch.setattr("ext_proc.adapters.redis_lane.settle", settle_and_cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    await until(lambda: bool(watch.took))
+    assert b"value" == await store.get(b"key")
+    assert ([("redis", "put"), ("redis", "get")], []) == (watch.took, watch.failed)
+
+
+async def test_a_get_that_is_cancelled_is_nobodys(
+    server: RedisServer, hasty: RedisStore, watch: FakeStoreWatch
+) -> None:
+    """Nothing is lost by it, and its time ended with its caller's."""
+    watch.took.clear()
+    server.freeze()
+    task = asyncio.ensure_future(hasty.get(b"key"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(PATIENCE_S):  # another connection may be faster
-        while (found := await store.get(b"key")) is None:
-            pass
-    assert b"value" == found
+    with pytest.raises(PortError):
+        await hasty.put(b"key", b"value", 3_600)
+    server.thaw()
+    assert ([("redis", "put")], [("redis", "put")]) == (watch.took, watch.failed)
+
+
+async def test_a_put_that_is_cancelled_before_its_server_is_known_is_counted(
+    server: RedisServer, clock: FakeClock, watch: FakeStoreWatch
+) -> None:
+    """There was nobody yet to send it to."""
+    server.freeze()
+    url = f"redis+cluster://127.0.0.1:{server.port}"
+    store = opened(url, clock, watch)
+    await cancelled_put(store)
+    await store.close()
+    server.thaw()
+    assert ([("redis", "put")], [], []) == (watch.bypassed, watch.failed, watch.took)
 
 
 async def test_a_killed_redis_is_a_port_error_at_once(

@@ -192,6 +192,9 @@ async def test_memory_before_redis_serves_while_that_is_gone(
         unknown = ask_for(CHAT, question + " And why?")
         miss = await call(unknown, "faq", SERVICE)
         learnt = await _until_hit(call, unknown, SERVICE)
+        lost = 'forebay_store_dropped_writes_total{store="redis"}'
+        # The answer is in memory, and a hit, before Redis is given up.
+        await asyncio.to_thread(until, "a write lost", lambda: 0 < gateway.metrics()[lost])
         metrics = gateway.metrics()
     assert {text_of(CHAT, stored.body)} == {text_of(CHAT, hit.body) for hit in (copied, *hits)}
     assert {"HIT"} == {hit.cache for hit in (copied, *hits)}
