@@ -48,6 +48,12 @@ class Outflow:
     there for a proxy that does not read. Nothing is posted to such a one.
     """
 
+    __slots__ = (
+        "_again_ns", "_alarm", "_alarm_ns", "_chunks", "_clock", "_cut", "_exchange", "_last",
+        "_last_at", "_over", "_peer", "_run", "_seen_before", "_sending", "_spoke_ns", "_went",
+        "_wheel", "seen_bytes",
+    )  # fmt: skip
+
     def __init__(
         self,
         peer: Peer,

@@ -16,7 +16,9 @@ import regex
 
 from filters.api import Delta
 
-LEAST_GAP_NS: Final = 5_000_000  # between the frames of a stream that catches up: a tick of a wheel
+LEAST_GAP_NS: Final = (
+    10_000_000  # between the frames of a stream that catches up: a tick of a wheel
+)
 ROUNDING_NS: Final = 1_000
 # Unicode Standard Annex 29. What is apart by these classes alone is so by rule GB999, whatever
 # stands around it; to look for all ends of a long text takes twenty times as long.
@@ -117,8 +119,12 @@ class Pacer:
 
     def due(self, now_ns: int) -> list[Delta]:
         """Return one frame if one is due; call again while `wake_ns` lies behind `now_ns`."""
-        wake_ns = self.wake_ns()
-        if wake_ns is None or wake_ns > now_ns:
+        if not self._queue:
+            return []
+        wake_ns = self._frame_ns + int(self._gap_ns)
+        if self._end_ns is not None:
+            wake_ns = min(wake_ns, self._end_ns + self._pace.tail_ns)
+        if wake_ns > now_ns:
             return []
         if self._end_ns is not None:
             if now_ns >= self._end_ns + self._pace.tail_ns - LEAST_GAP_NS:

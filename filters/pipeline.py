@@ -255,6 +255,8 @@ class Run:
             except Exception as error:  # noqa: BLE001 - fail-open: `due` goes on without it
                 self._unwell, self._lone = (instance, error), None
                 return 0
+            if self._lone is not None:
+                return wake_ns
             if wake_ns is not None and (soonest_ns is None or wake_ns < soonest_ns):
                 soonest_ns = wake_ns
         return soonest_ns

@@ -25,7 +25,7 @@ class Stream(Protocol):
     async def send(self, message: bytes) -> None:
         """Send a message; waits only when the peer does not read. Nothing is sent once it left."""
 
-    def post(self, message: bytes) -> None:
+    def post(self, message: bytes) -> object:
         """Send a message that answers none, at any time; to be called only where `has_room`."""
 
     def has_room(self) -> bool:

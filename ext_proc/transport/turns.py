@@ -143,9 +143,7 @@ class TurnStream(Stream):
         if not self.write(message):
             await self.turns.room(self)
 
-    def post(self, message: bytes) -> None:
-        """Send a message at any time."""
-        self.write(message)
+    post = Stream.write
 
 
 class Turns:
