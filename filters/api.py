@@ -194,8 +194,7 @@ class Stamp(enum.StrEnum):
     """A time as RFC 3339 writes it."""
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct, gc=False):  # every event makes one: 0.1 us, a dataclass 0.5 us
     """One event of a streamed answer.
 
     `raw` is the event as it came, its terminator included: what a filter passes on unchanged

@@ -8,7 +8,8 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from filters.api import (
@@ -167,7 +168,7 @@ class Run:
         for watcher in watchers:
             stage, instance = watcher
             # A filter that edits works on copies: what it did before it failed is undone.
-            pieces = [replace(one) for one in deltas] if stage.filter_type.edits_stream else deltas
+            pieces = [copy(one) for one in deltas] if stage.filter_type.edits_stream else deltas
             given: list[Delta] = []
             through = 0
             left = iter(pieces)

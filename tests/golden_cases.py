@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 from typing import Any
 
+import msgspec
 import pytest
 
 from filters.api import Delta, Dialect, Parameter, Prompt, Reply
@@ -112,7 +113,9 @@ def delta_views(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
     """Describe what each delta says, leaving out what it does not."""
     views = []
     for delta in deltas:
-        view = dataclasses.asdict(delta)
+        view = msgspec.structs.asdict(delta)
         del view["raw"]
+        if delta.usage is not None:
+            view["usage"] = dataclasses.asdict(delta.usage)
         views.append({name: value for name, value in view.items() if value})
     return views

@@ -91,7 +91,7 @@ class Split:
         lead, trail = before + lead, trail + behind
         if len(parts) * (len(lead) + len(trail)) > MOST_ROUND_BYTES:
             return None
-        said = [encode(part) for part in parts]
+        said = list(map(encode, parts))
         return [
             b"".join((opening, first, said[0], behind_first, behind)),
             *[lead + one + trail for one in said[1:-1]],

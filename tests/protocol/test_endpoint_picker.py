@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import grpc
+import msgspec
 import pytest
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Struct
@@ -63,7 +64,7 @@ class Sign(Filter[Config]):
         return CONTINUE
 
     def on_delta(self, exchange: Exchange, delta: Delta) -> tuple[Delta, ...]:
-        return (replace(delta, raw=delta.raw.replace(b"calm", b"as CALM as can be")),)
+        return (msgspec.structs.replace(delta, raw=delta.raw.replace(b"calm", b"as CALM as can be")),)
 
 
 @dataclass
