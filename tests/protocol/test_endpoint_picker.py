@@ -64,7 +64,9 @@ class Sign(Filter[Config]):
         return CONTINUE
 
     def on_delta(self, exchange: Exchange, delta: Delta) -> tuple[Delta, ...]:
-        return (msgspec.structs.replace(delta, raw=delta.raw.replace(b"calm", b"as CALM as can be")),)
+        return (
+            msgspec.structs.replace(delta, raw=delta.raw.replace(b"calm", b"as CALM as can be")),
+        )
 
 
 @dataclass
