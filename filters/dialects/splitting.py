@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,15 +26,19 @@ MOST_ROUND_BYTES: Final = 1024 * 1024
 more of that goes whole."""
 
 MOST_KEPT: Final = 2_048
-"""Events of one stream mostly differ in their text alone: what stands round it is read once, of so
-many streams."""
+"""Events of one stream mostly differ in their text alone: what stands round it is read once. So
+many are kept,"""
 MOST_KEPT_BYTES: Final = 1_024
-"""Of what stands round the text of one event."""
+"""of so many bytes each,"""
+KEY_BYTES: Final = 64
+"""and found again by their first ones: most streams have an id among them."""
 _TEXT: Final = b'"\\u0000the text"'
 
 _Level: TypeAlias = "dict[str, msgspec.Raw] | list[msgspec.Raw]"
-_Around: TypeAlias = tuple[bytes, bytes]
-"""What stands before and behind the text of a piece."""
+_Around: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""What stands before and behind the text of the first piece, of those behind it, and of the last.
+"""
+_NOTHING: Final[tuple[bytes, bytes, _Around]] = b"", b"", ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +57,39 @@ class Split:
     instead: Mapping[str, Json] = field(default_factory=dict)
     """What the pieces before the last have in the place of members that the last one has."""
 
+    kept: dict[bytes, tuple[bytes, bytes, _Around]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """What stands before and behind the text of events, and round those of their pieces."""
+
     def __call__(self, raw: bytes, parts: Sequence[str]) -> list[bytes] | None:
         """Return an event for each part, or None if `raw` is none whose text the parts are."""
+        if len(parts) < 2:
+            return None
+        text = "".join(parts)
+        written = encode(text)
+        start, end, around = self.kept.get(raw[:KEY_BYTES], _NOTHING)
+        if not (
+            around
+            and raw.startswith(start)
+            and raw.endswith(end)
+            and raw[len(start) : len(raw) - len(end)] == written
+        ):
+            around = self._framed(raw, text, written)
+            if not around:
+                return None
+        (first, behind_first), (lead, trail), (last, behind_last) = around
+        if len(parts) * (len(lead) + len(trail)) > MOST_ROUND_BYTES:
+            return None
+        said = list(map(encode, parts))
+        return [
+            first + said[0] + behind_first,
+            *[lead + one + trail for one in said[1:-1]],
+            last + said[-1] + behind_last,
+        ]
+
+    def _framed(self, raw: bytes, text: str, written: bytes) -> _Around:
+        """Return what stands round the pieces of an event, nothing if its text is not this."""
         if (
             raw.startswith(b"data: {")
             and raw.endswith(b"}\n\n")
@@ -71,32 +105,32 @@ class Split:
             opening, data = framed.groups()
             before, behind = _SEPARATOR, b""
         else:
-            return None
-        if len(parts) < 2:
-            return None
-        text = "".join(parts)
-        around: Sequence[_Around] | None = None
-        start, found, end = data.partition(encode(text))
-        if found and len(start) + len(end) <= MOST_KEPT_BYTES:
-            around = _kept(self, start, end)
-        if around is None and (read := self._read(data)) is not None:
+            return ()
+        start, found, end = data.partition(written)
+        rounds = self._between(start, end) if found else ()
+        keeps = rounds and len(raw) - len(written) <= MOST_KEPT_BYTES
+        if not rounds and (read := self._read(data)) is not None:
             levels, node = read
             try:
-                around = self._around(levels) if _STRING.decode(node) == text else None
+                rounds = self._around(levels) if _STRING.decode(node) == text else ()
             except (msgspec.MsgspecError, UnicodeError):
-                return None
-        if around is None:
-            return None
-        (first, behind_first), (lead, trail), (last, behind_last) = around
-        lead, trail = before + lead, trail + behind
-        if len(parts) * (len(lead) + len(trail)) > MOST_ROUND_BYTES:
-            return None
-        said = list(map(encode, parts))
-        return [
-            b"".join((opening, first, said[0], behind_first, behind)),
-            *[lead + one + trail for one in said[1:-1]],
-            b"".join((before, last, said[-1], behind_last, behind)),
+                return ()
+        around = [
+            (lead + one, other + behind)
+            for lead, (one, other) in zip((opening, before, before), rounds, strict=False)
         ]
+        if keeps:
+            if len(self.kept) >= MOST_KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[raw[:KEY_BYTES]] = opening + start, end + behind, around
+        return around
+
+    def _between(self, start: bytes, end: bytes) -> _Around:
+        """Return what stands round the pieces of a text between these, if it is an event's text."""
+        if _TEXT in start or _TEXT in end:
+            return ()
+        read = self._read(start + _TEXT + end)
+        return self._around(read[0]) if read is not None and bytes(read[1]) == _TEXT else ()
 
     def _read(self, data: bytes) -> tuple[Sequence[_Level], bytes | msgspec.Raw] | None:
         """Return the objects and arrays on the way to the text, and what stands in its place."""
@@ -113,8 +147,8 @@ class Split:
             return None
         return levels, node
 
-    def _around(self, levels: Sequence[_Level]) -> Sequence[_Around]:
-        """Return what stands round the text of the first piece, of those behind it, of the last."""
+    def _around(self, levels: Sequence[_Level]) -> _Around:
+        """Return what stands round the texts of the pieces, in their JSON."""
         every, only_first, instead = self.every, self.first, self.instead
         first: Json = _HERE
         middle: Json = _HERE
@@ -139,14 +173,3 @@ class Split:
                         firsts[name] = middles[name] = instead[name]
             first, middle, last = firsts, middles, lasts
         return [encode(one).partition(_MARK)[::2] for one in (first, middle, last)]
-
-
-@lru_cache(MOST_KEPT)
-def _kept(split: Split, start: bytes, end: bytes) -> Sequence[_Around] | None:
-    """Return what `Split` has round the pieces of a text between these, if that is its text."""
-    if _TEXT in start or _TEXT in end:
-        return None
-    read = split._read(start + _TEXT + end)  # noqa: SLF001 - of this module
-    if read is None or bytes(read[1]) != _TEXT:
-        return None
-    return split._around(read[0])  # noqa: SLF001 - of this module
