@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ from filters.api import (
     CONTINUE,
     Config,
     Delta,
+    Dialect,
     Exchange,
     Filter,
     Holding,
@@ -120,7 +122,7 @@ class PaceFilter(Filter[PaceConfig]):
         kind = head.headers.get("content-type", "")
         if exchange.dialect.framer(kind, exchange.prompt) is None:
             return
-        self._pacer = Pacer(self.prepared, self.config.rate)
+        self._pacer = Pacer(self.prepared, self.config.rate, partial(_cut, exchange.dialect))
         if self.config.adapt:
             self._tempo = Tempo(self.config.rate)
             self._tune_ns = 0
@@ -155,11 +157,11 @@ class PaceFilter(Filter[PaceConfig]):
             if now_ns >= self._tune_ns and not pacer.held_tokens:  # else the next frame does it
                 self._tune(exchange, tempo, pacer, now_ns)
         if (
-            tokens > (size := pacer.frame_tokens)
+            tokens > pacer.frame_tokens
             and self.config.chunks == "cut"
             and len(delta.text) <= MOST_CUT_CHARS
         ):
-            return pacer.feed(now_ns, self._cut(exchange, delta, tokens, size))
+            return pacer.take_lump(now_ns, delta, tokens)
         return pacer.feed(now_ns, ((delta, tokens),))
 
     def _tokens(self, text: str) -> int:
@@ -168,22 +170,6 @@ class PaceFilter(Filter[PaceConfig]):
         if len(text) <= PLAIN_CHARS and text.isascii():
             return len(text) // TOKEN_CHARS
         return max(1, self.ports.tokens.estimate(text))
-
-    def _cut(
-        self, exchange: Exchange, delta: Delta, tokens: int, size: int
-    ) -> Sequence[tuple[Delta, int]]:
-        parts = cut(delta.text, tokens, size)
-        raws = exchange.dialect.split(delta.raw, parts) if len(parts) > 1 else None
-        if raws is None:
-            return ((delta, tokens),)
-        each = tokens / len(delta.text)
-        pieces = [
-            (Delta(raw, part), int(each * len(part) + 0.5) or 1)
-            for raw, part in zip(raws, parts, strict=True)
-        ]
-        last = pieces[-1][0]
-        last.finish, last.usage, last.done = delta.finish, delta.usage, delta.done
-        return pieces
 
     def on_end(self, exchange: Exchange) -> Iterable[Delta]:
         """Hurry: what waits has `tail` to go."""
@@ -217,3 +203,19 @@ class PaceFilter(Filter[PaceConfig]):
         exchange.note("pace.rate", round(self._tempo.rate if self._tempo else self._most, 1))
         exchange.note(HELD_MS, round(pacer.held_ns / 1e6))
         exchange.note(LATE_MS, round(pacer.late_ns / 1e6, 1))
+
+
+def _cut(dialect: Dialect, delta: Delta, tokens: int, size: int) -> Sequence[tuple[Delta, int]]:
+    """Make an event several of about `size` tokens, if it can be."""
+    parts = cut(delta.text, tokens, size)
+    raws = dialect.split(delta.raw, parts) if len(parts) > 1 else None
+    if raws is None:
+        return ((delta, tokens),)
+    each = tokens / len(delta.text)
+    pieces = [
+        (Delta(raw, part), int(each * len(part) + 0.5) or 1)
+        for raw, part in zip(raws, parts, strict=True)
+    ]
+    last = pieces[-1][0]
+    last.finish, last.usage, last.done = delta.finish, delta.usage, delta.done
+    return pieces

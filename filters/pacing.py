@@ -8,9 +8,9 @@ the bounds in `Pace` say, however slow that rate is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import regex
 
@@ -24,6 +24,10 @@ ROUNDING_NS: Final = 1_000
 # stands around it; to look for all ends of a long text takes twenty times as long.
 _GRAPHEME: Final = regex.compile(r"\X")
 _APART: Final = regex.compile(r"[\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}]{2}")
+
+
+Cutter: TypeAlias = Callable[[Delta, int, int], Sequence[tuple[Delta, int]]]
+"""Makes of a piece and its tokens pieces of about so many each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,17 @@ class Pacer:
     """What waits of one stream, and when it is due."""
 
     __slots__ = (
-        "_end_ns", "_frame_ns", "_gap_ns", "_pace", "_period_ns", "_queue", "_tat_ns",
+        "_cutter", "_end_ns", "_frame_ns", "_gap_ns", "_pace", "_period_ns", "_queue", "_tat_ns",
         "_waits_since_ns", "frame_tokens", "held_bytes", "held_ns", "held_tokens",
         "late_ns",
     )  # fmt: skip
 
-    def __init__(self, pace: Pace, rate: float) -> None:
+    def __init__(self, pace: Pace, rate: float, cutter: Cutter | None = None) -> None:
+        """Let pieces flow at a rate; `cutter` cuts what `take_lump` takes."""
         self._pace: Final = pace
+        self._cutter: Final = cutter
         self._queue: deque[tuple[Delta, int]] = deque()
+        """Pieces and their tokens: those of a lump, which is still to be cut, below zero."""
         self._tat_ns = 0.0
         """When what has gone would have gone at the steady rate: generic cell rate algorithm."""
         self._frame_ns = 0
@@ -98,6 +105,24 @@ class Pacer:
             self.held_bytes += len(item[0].raw)
             self.held_tokens += item[1]
         due = [] if waited else self._take(now_ns)
+        if self.held_bytes > self._pace.most_bytes:
+            due += self._spill(now_ns)
+        return due
+
+    def take_lump(self, now_ns: int, delta: Delta, tokens: int) -> list[Delta]:
+        """Take a piece that is to be cut; return what is due at once, as for a first one.
+
+        It is cut when its turn comes: then many streams' are, one after the other, at half the
+        cost of cutting one when it comes.
+        """
+        if not self._queue:
+            self._waits_since_ns = now_ns
+            if self._frame_ns and self._tat_ns <= now_ns:
+                self._frame_ns = now_ns - int(self._gap_ns)  # so that it is due
+        self._queue.append((delta, -tokens))
+        self.held_bytes += len(delta.raw)
+        self.held_tokens += tokens
+        due = [] if self._frame_ns else self._take(now_ns)
         if self.held_bytes > self._pace.most_bytes:
             due += self._spill(now_ns)
         return due
@@ -160,6 +185,9 @@ class Pacer:
         while queue:
             delta, tokens = queue[0]
             if tokens:
+                if tokens < 0:
+                    self._cut_lump()
+                    continue
                 if tokens > room - taken and popped:
                     break
                 if tat_ns + (tokens - 1) * period_ns > until_ns and tat_ns > at_ns:
@@ -177,13 +205,28 @@ class Pacer:
     def _frame(self, at_ns: int, most: int) -> list[Delta]:
         """Take tokens up to `most`, at least one piece, whether they are due or not."""
         count = 0
+        if self._queue[0][1] < 0:
+            self._cut_lump()
         for _, tokens in self._queue:
-            if count and tokens > most:
+            if count and not 0 <= tokens <= most:
                 break
             most -= tokens
             count += 1
             self._tat_ns += tokens * self._period_ns
         return self._pop(at_ns, count)
+
+    def _cut_lump(self) -> None:
+        """Cut the first piece."""
+        assert self._cutter is not None  # else it would not have been taken as a lump
+        lump, tokens = self._queue[0]
+        pieces = self._cutter(lump, -tokens, self.frame_tokens)
+        self._queue.popleft()
+        self._queue.extendleft(reversed(pieces))
+        self.held_tokens += tokens
+        self.held_bytes -= len(lump.raw)
+        for piece, its_tokens in pieces:
+            self.held_tokens += its_tokens
+            self.held_bytes += len(piece.raw)
 
     def _spill(self, now_ns: int) -> list[Delta]:
         count, size = 0, self.held_bytes
@@ -199,7 +242,7 @@ class Pacer:
         popped = [delta for delta, _ in items]
         if popped:
             size = sum([len(delta.raw) for delta in popped])
-            self._popped(at_ns, sum([item[1] for item in items]), size)
+            self._popped(at_ns, sum([abs(item[1]) for item in items]), size)
         return popped
 
     def _popped(self, at_ns: int, tokens: int, size: int) -> None:

@@ -34,6 +34,15 @@ def flow(pacer: Pacer, until_ns: int) -> list[tuple[int, list[Delta]]]:
     return frames
 
 
+def letters(lump: Delta, tokens: int, size: int) -> list[tuple[Delta, int]]:
+    """Cut a lump of a byte for each token."""
+    assert tokens == len(lump.raw)
+    return [
+        (Delta(lump.raw[at : at + size]), len(lump.raw[at : at + size]))
+        for at in range(0, tokens, size)
+    ]
+
+
 def test_the_first_token_goes_at_once() -> None:
     """Nothing went before it."""
     pacer = Pacer(PACE, 80)
@@ -189,3 +198,89 @@ def test_a_text_is_cut_between_graphemes(text: str, tokens: int, most: int) -> N
 def test_words_stay_whole_where_pieces_are_long_enough() -> None:
     """A piece ends behind a word where one ends in its second half."""
     assert ["one two", " three", " four", " five"] == cut("one two three four five", 5, 2)
+
+
+LUMP = bytes(range(65, 85))
+
+
+def test_of_a_first_lump_one_frame_goes_at_once() -> None:
+    """And the others at the rate."""
+    pacer = Pacer(PACE, 80, letters)
+    at_once = pacer.take_lump(START_NS, Delta(LUMP), 20)
+    frames = [raws(frame) for _, frame in flow(pacer, START_NS + 10**9)]
+    assert [LUMP[:8], LUMP[8:16], LUMP[16:]] == [raws(at_once), *frames]
+    assert (0, 0) == (pacer.held_tokens, pacer.held_bytes)
+
+
+def test_a_later_lump_is_due_when_it_comes_and_cut_when_it_goes() -> None:
+    """Whoever asks what is due does both, for many streams in a row."""
+    pacer = Pacer(PACE, 80, letters)
+    pacer.feed(START_NS, words(1))
+    later_ns = START_NS + 10**9
+    assert [] == pacer.take_lump(later_ns, Delta(LUMP), 20)
+    assert (later_ns, 20, 20) == (pacer.wake_ns(), pacer.held_tokens, pacer.held_bytes)
+    frames = [(at_ns, raws(frame)) for at_ns, frame in flow(pacer, later_ns + 10**9)]
+    beats = [later_ns + beat * 100 * MS for beat in range(3)]
+    assert list(zip(beats, [LUMP[:8], LUMP[8:16], LUMP[16:]], strict=True)) == frames
+
+
+def test_a_lump_waits_behind_what_came_before_it() -> None:
+    """At the rate that is set when its turn comes; then more tokens make a frame."""
+    pacer = Pacer(PACE, 80, letters)
+    pacer.feed(START_NS, words(16))
+    assert [] == pacer.take_lump(START_NS, Delta(LUMP), 20)
+    pacer.set_rate(160)
+    frames = [raws(frame) for _, frame in flow(pacer, START_NS + 10**9)]
+    assert [raws([delta for delta, _ in words(8, begin=8)]), LUMP[:16], LUMP[16:]] == frames
+
+
+def test_lumps_beyond_the_bound_go_whole() -> None:
+    """The oldest first; of what is left everything can be taken back, whole."""
+    pacer = Pacer(Pace(16, 100 * MS, 300 * MS, most_bytes=50), 80, letters)
+    gone = pacer.feed(START_NS, words(1))
+    for _ in range(4):
+        gone += pacer.take_lump(START_NS, Delta(LUMP), 20)
+    assert [LUMP, LUMP] == [delta.raw for delta in gone[1:]]
+    assert [LUMP, LUMP] == [delta.raw for delta in pacer.let_go()]
+
+
+def test_a_lump_that_cannot_be_cut_goes_whole() -> None:
+    """A cutter says so by giving it back."""
+    pacer = Pacer(PACE, 80, lambda lump, tokens, _: [(lump, tokens)])
+    assert LUMP == raws(pacer.take_lump(START_NS, Delta(LUMP), 20))
+
+
+def test_what_a_cutter_fails_at_is_not_lost() -> None:
+    """It waits as it came."""
+
+    def fail(lump: Delta, tokens: int, size: int) -> list[tuple[Delta, int]]:
+        raise ValueError("no")
+
+    pacer = Pacer(PACE, 80, fail)
+    with pytest.raises(ValueError, match="no"):
+        pacer.take_lump(START_NS, Delta(LUMP), 20)
+    assert [LUMP] == [delta.raw for delta in pacer.let_go()]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.integers(0, 200))),
+    st.sampled_from([8.0, 80.0, 300.0]),
+)
+def test_lumps_and_pieces_come_in_their_order(
+    said: list[tuple[int, bool, int]], rate: float
+) -> None:
+    """Whole to the last byte, whenever they are asked for; and in time once the model ends."""
+    pacer = Pacer(PACE, rate, letters)
+    now_ns, came, gone = START_NS, b"", b""
+    for number, (tokens, is_lump, after_ms) in enumerate(said):
+        raw = bytes([65 + number % 26]) * tokens
+        came += raw
+        take = pacer.take_lump if is_lump else lambda at, one, n: pacer.feed(at, [(one, n)])
+        gone += raws(take(now_ns, Delta(raw), tokens))
+        now_ns += after_ms * MS
+        gone += raws([delta for _, frame in flow(pacer, now_ns) for delta in frame])
+        assert came == gone + raws([delta for delta, _ in pacer._queue])
+        assert len(came) - len(gone) == pacer.held_bytes == pacer.held_tokens
+    gone += raws(pacer.end(now_ns))
+    gone += raws([delta for _, frame in flow(pacer, now_ns + 300 * MS) for delta in frame])
+    assert came == gone
