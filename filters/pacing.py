@@ -60,7 +60,8 @@ class Pacer:
         self._queue: deque[tuple[Delta, int]] = deque()
         """Pieces and their tokens: those of a lump, which is still to be cut, below zero."""
         self._tat_ns = 0.0
-        """When what has gone would have gone at the steady rate: generic cell rate algorithm."""
+        """When what has gone would have gone at the steady rate: generic cell rate algorithm; 0:
+        no token has."""
         self._frame_ns = 0
         self._end_ns: int | None = None
         self._waits_since_ns = 0
@@ -117,12 +118,12 @@ class Pacer:
         """
         if not self._queue:
             self._waits_since_ns = now_ns
-            if self._frame_ns and self._tat_ns <= now_ns:
+            if 0.0 < self._tat_ns <= now_ns:
                 self._frame_ns = now_ns - int(self._gap_ns)  # so that it is due
         self._queue.append((delta, -tokens))
         self.held_bytes += len(delta.raw)
         self.held_tokens += tokens
-        due = [] if self._frame_ns else self._take(now_ns)
+        due = [] if self._tat_ns else self._take(now_ns)
         if self.held_bytes > self._pace.most_bytes:
             due += self._spill(now_ns)
         return due
@@ -197,7 +198,8 @@ class Pacer:
             size += len(delta.raw)
             popped.append(delta)
             queue.popleft()
-        self._tat_ns = tat_ns
+        if taken:
+            self._tat_ns = tat_ns
         if popped:
             self._popped(at_ns, taken, size)
         return popped

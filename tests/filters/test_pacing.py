@@ -212,6 +212,13 @@ def test_of_a_first_lump_one_frame_goes_at_once() -> None:
     assert (0, 0) == (pacer.held_tokens, pacer.held_bytes)
 
 
+def test_a_first_lump_goes_at_once_behind_what_has_no_tokens() -> None:
+    """Most streams begin with an event that says whose words they are, and nothing else."""
+    pacer = Pacer(PACE, 80, letters)
+    pacer.feed(START_NS, [(Delta(b"<role>"), 0)])
+    assert LUMP[:8] == raws(pacer.take_lump(START_NS + 10**9, Delta(LUMP), 20))
+
+
 def test_a_later_lump_is_due_when_it_comes_and_cut_when_it_goes() -> None:
     """Whoever asks what is due does both, for many streams in a row."""
     pacer = Pacer(PACE, 80, letters)
