@@ -148,6 +148,8 @@ class Pacer:
         if not self._queue:
             return []
         wake_ns = self._frame_ns + int(self._gap_ns)
+        if wake_ns < self._waits_since_ns:
+            wake_ns = self._waits_since_ns  # what was not here yet was not due
         if self._end_ns is not None:
             wake_ns = min(wake_ns, self._end_ns + self._pace.tail_ns)
         if wake_ns > now_ns:

@@ -142,6 +142,20 @@ def test_the_latest_frame_is_remembered() -> None:
     assert 7 * MS == pacer.late_ns
 
 
+def test_what_was_not_here_yet_was_not_due() -> None:
+    """What comes while the flow still makes up for a large piece is not late, and no heap."""
+    pacer = Pacer(PACE, 80)
+    pacer.feed(START_NS, words(1, tokens=60))
+    came_ns = START_NS + 500 * MS
+    assert [] == pacer.feed(came_ns, words(3, begin=1))
+    assert [(came_ns, b"<1>"), (came_ns + 100 * MS, b"<2>")] == [
+        (at_ns, raws(frame))
+        for at_ns in (came_ns, came_ns + 100 * MS)
+        if (frame := pacer.due(at_ns) + pacer.due(at_ns))
+    ]
+    assert 0 == pacer.late_ns
+
+
 def test_letting_go_returns_all_that_waits() -> None:
     """In its order, and nothing waits any more."""
     pacer = Pacer(PACE, 80)
