@@ -71,7 +71,6 @@ CREDENTIALS: Final = (
     "x-auth-token",
     "ocp-apim-subscription-key",
 )
-_CREDENTIALS: Final = frozenset(CREDENTIALS)
 OK: Final = 200
 MOST_MODEL_CHARS: Final = 128  # a client's own words: no name of a model is longer
 MOST_REPLY_BYTES: Final = 8 * 1024 * 1024
@@ -875,8 +874,7 @@ def tenant_of(head: RequestHead, tenant_header: str) -> str:
     headers = head.headers
     if tenant_header and (named := headers.get(tenant_header)):
         return _hashed("mesh", named)
-    names = sorted(_CREDENTIALS.intersection(headers), key=CREDENTIALS.index)
-    found = [f"{name}:{value}" for name in names if (value := headers[name])]
+    found = [f"{name}:{value}" for name in CREDENTIALS if (value := headers.get(name))]
     if query := head.path.partition("?")[2]:  # Gemini's clients may send the key there
         members = query.split("&")
         found += [member for member in members if unquote(member.partition("=")[0]) == "key"]

@@ -64,9 +64,11 @@ class Glossary:
         lower = text.lower()
         if len(lower) != len(text):
             return True
-        return any(one.may_find(lower) for one in self._uncased) or any(
-            one.may_find(text) for one in self._cased
-        )
+        for said, finders in ((lower, self._uncased), (text, self._cased)):
+            for finder in finders:  # a loop, as of most there is one: `any` takes 0.3 us more
+                if finder.may_find(said):
+                    return True
+        return False
 
     def _in(self, text: str) -> Iterator[str]:
         lower = text.lower()
