@@ -138,7 +138,7 @@ class Pacer:
         """Return when to call `due`, or None while nothing waits."""
         if not self._queue:
             return None
-        at = self._frame_ns + int(self._gap_ns)
+        at = max(self._frame_ns + int(self._gap_ns), self._waits_since_ns)
         if self._end_ns is not None:
             at = min(at, self._end_ns + self._pace.tail_ns)
         return at

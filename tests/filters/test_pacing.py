@@ -148,6 +148,7 @@ def test_what_was_not_here_yet_was_not_due() -> None:
     pacer.feed(START_NS, words(1, tokens=60))
     came_ns = START_NS + 500 * MS
     assert [] == pacer.feed(came_ns, words(3, begin=1))
+    assert came_ns == pacer.wake_ns()
     assert [(came_ns, b"<1>"), (came_ns + 100 * MS, b"<2>")] == [
         (at_ns, raws(frame))
         for at_ns in (came_ns, came_ns + 100 * MS)
