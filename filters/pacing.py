@@ -162,7 +162,10 @@ class Pacer:
             self.late_ns = now_ns - wake_ns
         # A call that comes late does not slow the flow: the frame counts as sent when it was due.
         at_ns = max(wake_ns, now_ns - self._pace.every_ns)
-        return self._take(at_ns) or self._frame(at_ns, 1)
+        due = self._take(at_ns) or self._frame(at_ns, 1)
+        if self.held_bytes > self._pace.most_bytes:  # the pieces of a lump are more than it was
+            due += self._spill(now_ns)
+        return due
 
     def let_go(self) -> list[Delta]:
         """Return everything that waits."""

@@ -266,6 +266,19 @@ def test_lumps_beyond_the_bound_go_whole() -> None:
     assert [LUMP, LUMP] == [delta.raw for delta in pacer.let_go()]
 
 
+def test_what_pieces_of_a_lump_have_too_much_goes_with_the_first() -> None:
+    """Each repeats what stands round its text: what waits becomes more when a lump is cut."""
+
+    def repeat(lump: Delta, tokens: int, size: int) -> list[tuple[Delta, int]]:
+        return [(Delta(b"x" * 100 + one.raw), its) for one, its in letters(lump, tokens, 1)]
+
+    pacer = Pacer(Pace(16, 100 * MS, 300 * MS, most_bytes=1_000), 80, repeat)
+    pacer.feed(START_NS, words(1))
+    pacer.take_lump(START_NS + 10**9, Delta(LUMP), 20)
+    gone = pacer.due(START_NS + 10**9)
+    assert (11, 9 * 101, 9) == (len(gone), pacer.held_bytes, pacer.held_tokens)
+
+
 def test_a_lump_that_cannot_be_cut_goes_whole() -> None:
     """A cutter says so by giving it back."""
     pacer = Pacer(PACE, 80, lambda lump, tokens, _: [(lump, tokens)])
