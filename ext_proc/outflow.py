@@ -74,7 +74,7 @@ class Outflow:
         self._wheel: Final = ports.wheel
         self._clock: Final = ports.clock
         self._cut: Final = cut
-        self._over: Final = over
+        self._over = over
         self._alarm: Alarm | None = None
         self._alarm_ns = 0
         self._again_ns = AGAIN_NS
@@ -226,3 +226,8 @@ class Outflow:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._over = _nobody  # a cycle would keep who was told, and the request, for the collector
+
+
+def _nobody() -> None:
+    """Stand for who is not to be told any more."""

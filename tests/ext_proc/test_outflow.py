@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -204,3 +206,22 @@ def test_a_plain_reply_is_not_paced() -> None:
     paced = Paced("cut", "application/json")
     assert [Pass(Message.RESPONSE_BODY)] == paced.say(b"{}", last=True)
     assert [] == paced.wheel.alarms
+
+
+@pytest.mark.parametrize("chunks", ["cut", "whole"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_exchange_that_is_over_is_freed_at_once(chunks: str, ends: bool) -> None:
+    """Its request may be large, and the garbage collector comes late for what lived long."""
+    paced = Paced(chunks)
+    paced.say(*EVENTS)
+    if ends:
+        paced.say(END, last=True)
+        paced.later(0.3)
+    paced.leave()
+    peer = weakref.ref(paced.peer)
+    gc.disable()
+    try:
+        paced.open("-")
+        assert None is peer()
+    finally:
+        gc.enable()
