@@ -177,7 +177,8 @@ class Pacer:
     def _hurry(self, now_ns: int) -> None:
         """Have what waits gone by the end of the tail."""
         assert self._end_ns is not None
-        left_ns = self._end_ns + self._pace.tail_ns - LEAST_GAP_NS - now_ns
+        # What is due a moment before the end of the tail may leave as much behind it.
+        left_ns = self._end_ns + self._pace.tail_ns - 2 * LEAST_GAP_NS - now_ns
         if self.held_tokens and left_ns > 0:
             self._set_period(min(self._period_ns, left_ns / self.held_tokens))
 
