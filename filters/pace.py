@@ -30,9 +30,8 @@ LONGEST_GAP: Final = Duration("200ms")
 MOST_CUT_CHARS: Final = 65_536
 """Of an event's text; to cut more takes too long while nobody else is served. It goes whole."""
 WORD_CHARS: Final = 8  # what is no longer is a token, or nearly so
-PLAIN_CHARS: Final = (
-    1_024  # a piece of ASCII of that length needs no better estimate than its length
-)
+PLAIN_CHARS: Final = 1_024
+"""A piece of ASCII of that length needs no better estimate than its length."""
 TOKEN_CHARS: Final = 5  # of English
 IDLE_GPU: Final = 0.5
 LOOKS_NS: Final = 1_000_000_000

@@ -16,9 +16,8 @@ import regex
 
 from filters.api import Delta
 
-LEAST_GAP_NS: Final = (
-    10_000_000  # between the frames of a stream that catches up: a tick of a wheel
-)
+LEAST_GAP_NS: Final = 10_000_000
+"""Between the frames of a stream that catches up: a tick of a wheel."""
 ROUNDING_NS: Final = 1_000
 # Unicode Standard Annex 29. What is apart by these classes alone is so by rule GB999, whatever
 # stands around it; to look for all ends of a long text takes twenty times as long.
@@ -138,6 +137,7 @@ class Pacer:
         """Return when to call `due`, or None while nothing waits."""
         if not self._queue:
             return None
+        # What was not here yet was not due.
         at = max(self._frame_ns + int(self._gap_ns), self._waits_since_ns)
         if self._end_ns is not None:
             at = min(at, self._end_ns + self._pace.tail_ns)
@@ -145,14 +145,8 @@ class Pacer:
 
     def due(self, now_ns: int) -> list[Delta]:
         """Return one frame if one is due; call again while `wake_ns` lies behind `now_ns`."""
-        if not self._queue:
-            return []
-        wake_ns = self._frame_ns + int(self._gap_ns)
-        if wake_ns < self._waits_since_ns:
-            wake_ns = self._waits_since_ns  # what was not here yet was not due
-        if self._end_ns is not None:
-            wake_ns = min(wake_ns, self._end_ns + self._pace.tail_ns)
-        if wake_ns > now_ns:
+        wake_ns = self.wake_ns()
+        if wake_ns is None or wake_ns > now_ns:
             return []
         if self._end_ns is not None:
             if now_ns >= self._end_ns + self._pace.tail_ns - LEAST_GAP_NS:
