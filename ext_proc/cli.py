@@ -147,6 +147,20 @@ class Version(argparse.Action):
         parser.exit()
 
 
+def add_command(
+    commands: argparse._SubParsersAction[Any], name: str, summary: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command with what its help says, and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
 def _parser(chosen: str) -> Parser:
     parser = Parser(
         prog="forebay",
@@ -157,13 +171,7 @@ def _parser(chosen: str) -> Parser:
     parser.add_argument("--version", nargs=0, action=Version, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
-        below = commands.add_parser(
-            name,
-            help=command.summary,
-            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-            epilog=f"example:\n  {command.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        below = add_command(commands, name, command.summary, command.example)
         if name == chosen:
             module = importlib.import_module(f"ext_proc.tools.{command.module}")
             module.add_arguments(below)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ext_proc.cli import complain
+from ext_proc.cli import add_command, complain
 from ext_proc.config import Transport
 from ext_proc.tools import bench_facts, bench_pacing, bench_queues, bench_routing
 from ext_proc.tools.arguments import at_least, output_file
@@ -140,13 +140,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--facts", action="store_true", help="measure what shorter prompts keep, and nothing else")
     others = parser.add_subparsers(title="instead", metavar="WHAT")
     for name, other in OTHERS.items():
-        below = others.add_parser(
-            name,
-            help=other.summary,
-            description=f"{other.summary[0].upper()}{other.summary[1:]}.",
-            epilog=f"example:\n  forebay bench {name} {other.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        example = f"forebay bench {name} {other.example}"
+        below = add_command(others, name, other.summary, example)
         other.module.add_arguments(below)
         below.set_defaults(run=other.module.run, refuse=below.error)
 
