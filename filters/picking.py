@@ -38,7 +38,8 @@ MOST_SHOWN: Final = 3
 SAID_ROOM: Final = 1.25
 """The book has room for more than a replica holds: what leaves it is said, not guessed."""
 LOOK_UP_S: Final = 0.001
-"""Where finding out who holds what takes longer, the least loaded replica is picked."""
+"""Where finding out who holds what takes longer, the least loaded replica is picked. Of CPU time:
+while others have the CPU time passes that giving up does not bring back."""
 PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
 MOST_REFUSALS: Final = 3
@@ -110,7 +111,7 @@ class Picker:
 
         `explore` is the share of picks that try another replica; `rng` returns numbers from 0 to 1.
         `probes` lets requests find out whether an avoided replica is back; without, somebody else
-        has to, and say so by `back`. `stopwatch` tells seconds that pass while it picks; without,
+        has to, and say so by `back`. `stopwatch` tells seconds that it has worked; without,
         it takes as long as it takes.
         """
         self.strategy = strategy

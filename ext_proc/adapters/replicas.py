@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import thread_time
 from typing import Final, Protocol
 
 from ext_proc.adapters.kv_settings import READ_S, EventFigures, EventSettings, SaidBlocks
@@ -204,7 +205,7 @@ class FollowedReplicas:
                     cost,
                     rng=self._rng,
                     probes=False,
-                    stopwatch=self._now_s,
+                    stopwatch=thread_time,
                 )
                 pool = self._pools[name] = _Pool(settings, picker)
                 self._weigh(pool, settings)
