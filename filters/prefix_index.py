@@ -61,8 +61,7 @@ class PrefixIndex:
 
     def clear(self, replica: int) -> None:
         """Forget what a replica holds: it was started anew."""
-        for block in self._held[replica]:
-            self._disown(replica, block)
+        self._disown(replica, self._held[replica])
         self._held[replica].clear()
         self._tokens[replica] = 0
 
@@ -72,62 +71,82 @@ class PrefixIndex:
         Sets without any are left out. Few blocks are looked at: between two places with the same
         owners nothing changes.
         """
-        owners = self._owners
-        if not blocks or not (first := owners.get(blocks[0], 0) & replicas):
+        owners_of = self._owners.get
+        if not blocks or not (first := owners_of(blocks[0], 0) & replicas):
             return []
         found: list[tuple[int, int]] = []
         # Ranges in which owners fall from one set to another, the deepest looked at first.
-        last = len(blocks)
-        ranges = [(0, first, last, 0)]
+        ranges = [(0, first, len(blocks), 0)]
         while ranges:
             low, at_low, high, at_high = ranges.pop()
-            if at_low == at_high:
-                continue
-            if high - low == 1:
-                found.append((high, at_low & ~at_high))
-                continue
-            middle = (low + high) // 2
-            at_middle = owners.get(blocks[middle], 0) & at_low | at_high
-            ranges.append((low, at_low, middle, at_middle))
-            ranges.append((middle, at_middle, high, at_high))
+            while high - low > 1:
+                middle = (low + high) // 2
+                at_middle = owners_of(blocks[middle], 0) & at_low | at_high
+                if at_middle == at_high:
+                    high = middle
+                    continue
+                if at_middle != at_low:
+                    ranges.append((low, at_low, middle, at_middle))
+                low, at_low = middle, at_middle
+            found.append((high, at_low & ~at_high))
         return found
 
     def record(self, replica: int, blocks: Sequence[int], tokens: Sequence[int]) -> None:
         """Say that a replica will hold `blocks`, each of so many `tokens`, used just now."""
-        held, owners, bit = self._held[replica], self._owners, 1 << replica
-        added = 0
-        for block, size in zip(reversed(blocks), reversed(tokens), strict=True):
-            if block in held:
-                held.move_to_end(block)
-            else:
-                held[block] = size
-                owners[block] = owners.get(block, 0) | bit
-                added += size
-        if added:
-            self._tokens[replica] += added
-            self._entered[replica] += added
-            self._fit(replica)
+        held = self._held[replica]
+        known = len(blocks)
+        while known and blocks[known - 1] not in held:
+            known -= 1
+        self._enter(replica, blocks[known:], tokens[known:])
+        use = held.move_to_end
+        try:
+            for block in reversed(blocks[:known]):
+                use(block)
+        except KeyError:  # it was forgotten, though another prompt goes on behind it
+            lost = [at for at in range(known) if blocks[at] not in held]
+            self._enter(replica, [blocks[at] for at in lost], [tokens[at] for at in lost])
+            for block in reversed(blocks):
+                use(block)
+        self._fit(replica)
 
     def forget(self, replica: int, blocks: Iterable[int]) -> None:
         """Say that a replica does not hold `blocks` after all: what brought them there failed."""
         held = self._held[replica]
+        gone: list[int] = []
         for block in blocks:
             size = held.pop(block, None)
             if size is not None:
                 self._tokens[replica] -= size
-                self._disown(replica, block)
+                gone.append(block)
+        self._disown(replica, gone)
+
+    def _enter(self, replica: int, blocks: Sequence[int], tokens: Sequence[int]) -> None:
+        held, owners, bit = self._held[replica], self._owners, 1 << replica
+        for block, size in zip(reversed(blocks), reversed(tokens), strict=True):
+            held[block] = size
+            owners[block] = owners.get(block, 0) | bit
+        added = sum(tokens)
+        self._tokens[replica] += added
+        self._entered[replica] += added
 
     def _fit(self, replica: int) -> None:
-        held, room = self._held[replica], self._room[replica]
+        held, room, tokens = self._held[replica], self._room[replica], self._tokens[replica]
         most = self._most // len(self._held)
-        while self._tokens[replica] > room or len(held) > most:
+        if tokens <= room and len(held) <= most:
+            return
+        gone: list[int] = []
+        while tokens > room or len(held) > most:
             block, size = held.popitem(last=False)
-            self._tokens[replica] -= size
-            self._disown(replica, block)
+            tokens -= size
+            gone.append(block)
+        self._tokens[replica] = tokens
+        self._disown(replica, gone)
 
-    def _disown(self, replica: int, block: int) -> None:
-        left = self._owners[block] & ~(1 << replica)
-        if left:
-            self._owners[block] = left
-        else:
-            del self._owners[block]
+    def _disown(self, replica: int, blocks: Iterable[int]) -> None:
+        owners, others = self._owners, ~(1 << replica)
+        for block in blocks:
+            left = owners[block] & others
+            if left:
+                owners[block] = left
+            else:
+                del owners[block]

@@ -76,6 +76,18 @@ def test_what_failed_is_forgotten(index: PrefixIndex) -> None:
     assert {0: 3} == held(index, "abcdef")
 
 
+def test_what_was_forgotten_amid_a_prompt_is_held_once_it_is_asked_again(
+    index: PrefixIndex,
+) -> None:
+    """A prompt that failed may have been the beginning of a longer one."""
+    record(index, 0, "abcdef")
+    index.forget(0, chain("abcd")[2:])
+    size = index.size
+    record(index, 0, "abcdef")
+    index.add(0, 5 * TOKENS)
+    assert (4 * ENTRY_BYTES, {0: 5}) == (size, held(index, "abcdef"))
+
+
 def test_what_another_replica_has_is_not_forgotten(index: PrefixIndex) -> None:
     """A block has more owners than one."""
     record(index, 0, "abc")
