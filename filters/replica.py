@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from filters.block_book import Chain
@@ -168,14 +169,6 @@ class Replica:
         self.others_running = others - self.others_waiting
         self.signals = signals
 
-    def pull(self, place: int) -> int:
-        """Return how strongly a beginning is drawn here: the most is its home, for every gateway.
-
-        Where replicas come or go, only their own share of beginnings changes homes (rendezvous
-        hashing).
-        """
-        return (place ^ self.key) * _MIX >> 32 & 0xFFFF_FFFF
-
     def queue(self, now_s: float) -> int:
         """Return how many requests wait or run there: ours, and those of others it spoke of."""
         others = self.others_waiting + self.others_running
@@ -184,10 +177,6 @@ class Replica:
     def has_room(self, now_s: float) -> bool:
         """Tell whether it has less than it should have at the most."""
         return self.most is None or self.queue(now_s) < self.most
-
-    def waiting_of_others(self, now_s: float) -> int:
-        """Return how many requests of others wait there."""
-        return self.others_waiting if self.others_waiting and self.fresh(now_s) else 0
 
     def owed(self, now_s: float) -> float:
         """Return the seconds of prefill that it owes now: it works them off meanwhile."""
@@ -226,3 +215,14 @@ class Replica:
                 since_s = max(pick.at_s, self.started_s)
                 return now_s - since_s > max(least_s, LATE_TIMES * pick.expected_s)
         return False
+
+
+@lru_cache(1_024)
+def home_of(place: int, keys: tuple[int, ...]) -> int:
+    """Return which of the replicas with these keys is a beginning's home, for every gateway.
+
+    Where replicas come or go, only their own share of beginnings changes homes (rendezvous
+    hashing). Prompts that begin alike come again and again.
+    """
+    pulls = [(place ^ key) * _MIX >> 32 & 0xFFFF_FFFF for key in keys]
+    return pulls.index(max(pulls))

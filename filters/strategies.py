@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from filters.prefill_cost import PrefillCost
-from filters.replica import Ask, Replica
+from filters.replica import RECENT_S, Ask, Replica, home_of
 
 FAR: Final = 1e12
 """More than any replica's tokens: it comes behind all that hold enough of the prompt."""
@@ -63,25 +64,33 @@ class Expected:
         overworked_s = min(self.overworked_s, MOST_BALANCE * whole_s)
         seconds = {have: cost.seconds(have, ask.tokens) for have in set(held)}
         share, another_s = cost.decode_s, ask.another_s
-        worked = [replica.worked(now_s) if replica.worked_s else 0.0 for replica in replicas]
+        # A pool may have 64 replicas, and every call of a method costs each of them 0.1 us: so what
+        # `Replica.worked` and `Replica.owed` say is reckoned here.
+        exp = math.exp
+        worked = [
+            replica.worked_s * exp((replica.worked_at_s - now_s) / RECENT_S) / RECENT_S
+            if replica.worked_s
+            else 0.0
+            for replica in replicas
+        ]
         most = OVERWORKED * sum(worked) / len(worked)
         weights: list[float] = []
-        # A pool may have 64 replicas, and every call of a method costs each of them 0.1 us.
         for replica, have, work in zip(replicas, held, worked, strict=True):
             weight_s = weight * seconds[have] + balance_s * work
             if (owed_s := replica.owed_s - (now_s - replica.owed_at_s)) > 0:
                 weight_s += owed_s
-            if replica.others_waiting or replica.others_running:
-                weight_s += share * replica.queue(now_s)
-                weight_s += another_s * replica.waiting_of_others(now_s)
+            waiting = replica.others_waiting
+            others = waiting + replica.others_running
+            if others and replica.fresh(now_s) is not None:
+                weight_s += share * (len(replica.picks) + others)
+                weight_s += another_s * waiting
             else:
                 weight_s += share * len(replica.picks)
             if work > most:
                 weight_s += overworked_s * (work - most)
             weights.append(weight_s)
         if ask.hope:
-            place = ask.place
-            home = max(range(len(replicas)), key=lambda at: replicas[at].pull(place))
+            home = home_of(ask.place, tuple([replica.key for replica in replicas]))
             weights[home] -= weight * ask.hope * seconds[held[home]]
         return weights
 

@@ -22,7 +22,17 @@ from filters.picking import (
 )
 from filters.prefill_cost import PrefillCost
 from filters.prefix_blocks import MOST_NAMED_BYTES
-from filters.replica import LATE_S, RECENT_S, STALE_S, SUSPECT_S, Ask, Pick, Replica, Signals
+from filters.replica import (
+    LATE_S,
+    RECENT_S,
+    STALE_S,
+    SUSPECT_S,
+    Ask,
+    Pick,
+    Replica,
+    Signals,
+    home_of,
+)
 from filters.strategies import STRATEGIES, Blend, Expected
 
 ROOM = 1_000_000
@@ -495,17 +505,17 @@ def test_who_serves_alone_looks_for_no_home() -> None:
 def test_homes_are_spread_and_stay_where_others_go() -> None:
     """Whoever leaves gives away its own beginnings, and no others."""
     picker = made("expected", *(f"10.0.0.{at}:1" for at in range(8)))
-    replicas = list(picker.replicas.values())
+    keys = tuple(replica.key for replica in picker.replicas.values())
     places = [number_of(str(at).encode()) for at in range(4_000)]
 
-    def homes(among: Sequence[Replica]) -> list[Replica]:
-        return [max(among, key=lambda one: one.pull(place)) for place in places]
+    def homes(among: tuple[int, ...]) -> list[int]:
+        return [among[home_of(place, among)] for place in places]
 
-    before, after = homes(replicas), homes(replicas[1:])
-    counts = [before.count(replica) for replica in replicas]
-    moved = [old for old, new in zip(before, after, strict=True) if old is not new]
+    before, after = homes(keys), homes(keys[1:])
+    counts = [before.count(key) for key in keys]
+    moved = [old for old, other in zip(before, after, strict=True) if old != other]
     assert (400 < min(counts), max(counts) < 600) == (True, True)
-    assert {replicas[0]} == set(moved)
+    assert {keys[0]} == set(moved)
 
 
 def test_a_place_is_the_same_in_every_process() -> None:
