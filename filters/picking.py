@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Final
 
 from blake3 import blake3
@@ -20,12 +19,11 @@ from filters.prefix_blocks import (
     BLOCK_TOKENS,
     MOST_NAMED_BYTES,
     TOKEN_BYTES,
-    block_ends,
-    block_sizes,
+    first_blocks,
     names_of,
 )
 from filters.prefix_index import PrefixIndex
-from filters.replica import Ask, Pick, Replica, Signals
+from filters.replica import LATE_S, Ask, Pick, Replica, Signals
 from filters.strategies import LeastLoad, Strategy
 from filters.warmth import Warmth
 
@@ -78,11 +76,10 @@ def ask_of(
     all of it. `chain` is the same prompt in tokens.
     """
     names = names_of(prompt[:MOST_NAMED_BYTES], seed)
-    counted = len(prompt) // TOKEN_BYTES
-    named = min(counted, MOST_NAMED_BYTES // TOKEN_BYTES)
+    ends, sizes = first_blocks(len(names))
     place = number_of(seed.encode() + b"\n" + prompt[:HOME_BYTES])
     return Ask(
-        names, block_ends(named), block_sizes(named), tokens or counted, watched, place, chain=chain
+        names, ends, sizes, tokens or len(prompt) // TOKEN_BYTES, watched, place, chain=chain
     )
 
 
@@ -241,10 +238,12 @@ class Picker:
             raise LookupError("no replica to pick from")
         if self.warmth.ramps:
             every = self._warm(every, now_s)
+        # Most are idle, or something has just started there: they are not looked at any closer.
         avoided = [
             one
             for one in every
-            if (one.unstarted or one.avoided_s is not None) and self._is_avoided(one, now_s)
+            if one.avoided_s is not None
+            or (one.unstarted and now_s - one.started_s > LATE_S and self._is_avoided(one, now_s))
         ]
         replicas = every
         probe: Replica | None = None
@@ -373,9 +372,10 @@ class Picker:
         self, ask: Ask, replicas: Sequence[Replica], held: Sequence[int], now_s: float
     ) -> tuple[list[float], str]:
         """Return weights, and who weighed: whatever a strategy does, there are some."""
-        weights: list[float] = []
-        with suppress(Exception):  # a strategy must not cost a request its replica
+        try:
             weights = self.strategy.weigh(ask, replicas, held, now_s)
+        except Exception:  # noqa: BLE001 - a strategy must not cost a request its replica
+            weights = []
         if len(weights) == len(replicas) and not math.isnan(sum(weights)):
             return weights, self.name
         self.failed += 1
@@ -398,41 +398,31 @@ class Picker:
 
     def _held(self, ask: Ask, replicas: Sequence[Replica]) -> list[int]:
         """Return how many tokens of the prompt each replica should hold."""
-        where = {1 << replica.number: at for at, replica in enumerate(replicas)}
-        tokens = [0] * len(replicas)
-        for blocks, owners in self.index.match(ask.names, sum(where)):
-            end = ask.ends[blocks - 1]
-            left = owners
-            while left:
-                bit = left & -left
-                tokens[where[bit]] = end
-                left ^= bit
+        found = self.index.match(ask.names, self._numbers)
+        tokens = self._by_number([(ask.ends[blocks - 1], owners) for blocks, owners in found])
         if self.book is not None and ask.chain is not None:
-            return self._as_said(self.book, ask.chain, ask, replicas, tokens)
-        return tokens
+            said = self._said(self.book, ask.chain, ask)
+            tokens = said if ask.chain.shared else list(map(min, said, tokens))
+        return [tokens[replica.number] for replica in replicas]
 
-    def _as_said(
-        self,
-        book: BlockBook,
-        chain: Chain,
-        ask: Ask,
-        replicas: Sequence[Replica],
-        tokens: Sequence[int],
-    ) -> list[int]:
-        """Return how many tokens each replica holds, knowing what was sent there and what it says.
+    def _said(self, book: BlockBook, chain: Chain, ask: Ask) -> list[int]:
+        """Return by number how many tokens each replica holds, by what it says.
 
         Our tokens are guessed from bytes, theirs are true: what agrees are parts of the prompt.
         """
-        everyone = 0
-        for replica in replicas:
-            everyone |= 1 << replica.number
         scale = ask.tokens / max(1, chain.tokens)
-        said = [0] * len(replicas)
-        for end, owners in book.held(chain, everyone):
-            for at, replica in enumerate(replicas):
-                if owners >> replica.number & 1:
-                    said[at] = min(ask.tokens, round(end * scale))
-        return said if chain.shared else list(map(min, said, tokens))
+        found = book.held(chain, self._numbers)
+        return self._by_number([(min(ask.tokens, round(end * scale)), who) for end, who in found])
+
+    def _by_number(self, found: Sequence[tuple[int, int]]) -> list[int]:
+        """Return what is found of sets of replicas as a list, 0 for those in none."""
+        values = [0] * self._numbers.bit_length()
+        for value, owners in found:
+            while owners:
+                number = owners.bit_length() - 1
+                values[number] = value
+                owners ^= 1 << number  # noqa: PLW2901 - what is left of them
+        return values
 
     def _exploring(self, replicas: Sequence[Replica], now_s: float) -> float:
         """Return the share of picks that explore, `explore` at most.
