@@ -7,6 +7,7 @@ same text in braces into the same slot, so that it travels together.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -87,14 +88,20 @@ class RedisClient:
         return self._places.state
 
     async def ask(
-        self, operation: str, key: bytes, *commands: Command, reads: bool = False
+        self,
+        operation: str,
+        key: bytes,
+        *commands: Command,
+        reads: bool = False,
+        over: Callable[[], object] | None = None,
     ) -> list[Any]:
         """Return the reply to each command; raise `PortError` when it fails or is late.
 
         Every command is about a name of `name_of(..., key)`. They are sent together, one after
         the other, although others' may come between; even if the caller is cancelled, unless they
         only read (`reads`: a replica may answer, if those are to be asked). What becomes of those
-        is counted as if it had waited, but one that is sent elsewhere is not followed.
+        is counted as if it had waited, but one that is sent elsewhere is not followed; then `over`
+        is called, whatever it was: commands that must come after them may be asked from there on.
         """
         started_ns = self._clock.monotonic_ns()
         limit_s = self._timeout_s
@@ -104,13 +111,13 @@ class RedisClient:
                 await self._places.known(limit_s)
             except asyncio.CancelledError:
                 if not reads:
-                    self._accounted(operation, started_ns, BYPASSED)
+                    self._outlived(operation, started_ns, over, BYPASSED)
                 raise
             node = self._places.serving(key, started_ns, reads=reads)
             limit_s = self._left_s(started_ns)
         outcome: Replies = BYPASSED
         if node is not None:
-            left = None if reads else partial(self._accounted, operation, started_ns)
+            left = None if reads else partial(self._outlived, operation, started_ns, over)
             outcome = await node.ask(commands, limit_s, left=left)
             if isinstance(outcome, AskError):
                 outcome = await self._ask_another(outcome, node, commands, started_ns, left)
@@ -177,6 +184,18 @@ class RedisClient:
 
     def _left_s(self, started_ns: int) -> float:
         return self._timeout_s - (self._clock.monotonic_ns() - started_ns) / 1e9
+
+    def _outlived(
+        self,
+        operation: str,
+        started_ns: int,
+        over: Callable[[], object] | None,
+        outcome: Replies,
+    ) -> None:
+        """Count what became of an `ask` whose caller was cancelled, and tell who wants to know."""
+        self._accounted(operation, started_ns, outcome)
+        if over is not None:
+            over()
 
     def _accounted(
         self, operation: str, started_ns: int, outcome: Replies

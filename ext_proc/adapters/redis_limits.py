@@ -7,6 +7,10 @@ it held. The token bucket is one number beside it (`forebay:bucket:{POOL}`: when
 again), and `forebay:gateways:{POOL}` has who is there to share. All of a pool lies in one slot of a
 cluster. Without Redis each gateway goes by its share of the limits.
 
+Commands go by several connections, and those of one may overtake those of another. So a renewal
+takes no lease that is not there: it may have been given back. And what a cancelled `take` may yet
+take is given back after that.
+
 To look, count and take must be one step: a batch of commands would have to take first and then give
 back what was too much, and meanwhile refuse others for it. So it is a script.
 """
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ext_proc.adapters.limits import Gate, HeldLease, LocalLimits, PoolLimits, Refusal
@@ -49,6 +54,7 @@ redis.call('ZADD',KEYS[1],ms+ttl,ARGV[1])
 redis.call('PEXPIRE',KEYS[1],ttl)
 return 0
 """
+# By `XX` only leases that are there. `CH` counts none that ended at the same time before.
 _RENEW: Final = b"""
 local time=redis.call('TIME')
 local ms=time[1]*1000+math.floor(time[2]/1000)
@@ -58,21 +64,33 @@ redis.call('ZREMRANGEBYSCORE',KEYS[2],ms+2*ttl,'+inf')
 redis.call('ZADD',KEYS[2],ms+ttl,ARGV[1])
 redis.call('PEXPIRE',KEYS[2],ttl)
 local lost={}
-for i=3,#ARGV do
-if redis.call('ZADD',KEYS[1],ms+ttl,ARGV[i])==1 then lost[#lost+1]=i-3 end
+for i=4,#ARGV do
+if redis.call('ZADD',KEYS[1],ARGV[3],'CH',ms+ttl,ARGV[i])==0
+and not redis.call('ZADD',KEYS[1],'XX','INCR',0,ARGV[i]) then lost[#lost+1]=i-4 end
 end
-if #ARGV>2 then redis.call('PEXPIRE',KEYS[1],ttl) end
+if #ARGV>3 then redis.call('PEXPIRE',KEYS[1],ttl) end
 redis.call('ZREMRANGEBYSCORE',KEYS[1],'-inf',ms)
 return {redis.call('ZCARD',KEYS[2]),lost}
 """
+_IF_THERE: Final = "XX"
+_IN_ANY_CASE: Final = "CH"  # it stands there anyway: an argument that says nothing
 _REFUSALS: Final = {1: Refusal.CONCURRENT, 2: Refusal.RATE}
 
 
 class Asks(Protocol):
     """Redis, as far as it is needed here: `RedisClient`."""
 
-    async def ask(self, operation: str, key: bytes, *commands: Command) -> list[Any]:
-        """Return the reply to each command; raise `PortError` when it fails or is late."""
+    async def ask(
+        self,
+        operation: str,
+        key: bytes,
+        *commands: Command,
+        over: Callable[[], object] | None = None,
+    ) -> list[Any]:
+        """Return the reply to each command; raise `PortError` when it fails or is late.
+
+        If the caller is cancelled, `over` is called once they were answered or given up.
+        """
 
 
 class RedisLimits(LocalLimits):
@@ -95,6 +113,10 @@ class RedisLimits(LocalLimits):
         self._beat_s: Final = beat_s
         self._given_back: Final[dict[Gate, list[HeldLease]]] = {}
         """Leases that Redis is still to be told of."""
+        self._asked: Final[set[HeldLease]] = set()
+        """Leases of which Redis is being asked whether they may be had."""
+        self._none_asked: asyncio.Future[None] | None = None
+        """Done when there are none any more, for who waits to close."""
         self._telling: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._beating: asyncio.TimerHandle | None = None
@@ -117,17 +139,21 @@ class RedisLimits(LocalLimits):
         lease = HeldLease(gate, next(self.numbers), self.left)
         # What was given back a moment ago has gone when this is looked at.
         commands = [*self._giving_back(gate), self._taking(lease, limits)]
+        self._asked.add(lease)
+        over = partial(self._unheard, lease)
         try:
-            *_, code = await self._redis.ask("limit", pool.encode(), *commands)
+            *_, code = await self._redis.ask("limit", pool.encode(), *commands, over=over)
         except PortError:
+            self._answered(lease)
             gate.unshared += 1
             entered = self.enter(lease, limits.share(gate.gateways))
             if entered is None:
                 self.left(lease)  # it may yet be taken there
             return entered
-        except BaseException:
-            self.left(lease)
+        except Exception:  # a bug; that of a cancelled one is told `over`
+            self._unheard(lease)
             raise
+        self._answered(lease)
         if refusal := _REFUSALS.get(code):
             gate.refused[refusal] += 1
             return None
@@ -137,10 +163,8 @@ class RedisLimits(LocalLimits):
 
     def left(self, lease: HeldLease) -> None:
         """Have Redis told that a lease was given back."""
-        if self._closed:
-            return
         self._given_back.setdefault(lease.gate, []).append(lease)
-        if self._telling is None or self._telling.done():
+        if not self._closed and (self._telling is None or self._telling.done()):
             self._telling = asyncio.ensure_future(self._tell())
 
     async def close(self) -> None:
@@ -151,10 +175,23 @@ class RedisLimits(LocalLimits):
         tasks = [task for task in (self._renewing, self._telling) if task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        for name, gate in self.gates.items():
+        if self._asked:
+            self._none_asked = asyncio.get_running_loop().create_future()
+            await self._none_asked
+        for gate in dict.fromkeys((*self.gates.values(), *self._given_back)):
             self._given_back.setdefault(gate, []).extend(gate.held)
-            gone = ("ZREM", name_of(b"gateways", name.encode()), self._name)
+            gone = ("ZREM", name_of(b"gateways", gate.name.encode()), self._name)
             await self._ask_or_not(gate, [*self._giving_back(gate), gone])
+
+    def _unheard(self, lease: HeldLease) -> None:
+        """Give back what nobody waited for: it may have been taken."""
+        self.left(lease)
+        self._answered(lease)
+
+    def _answered(self, lease: HeldLease) -> None:
+        self._asked.discard(lease)
+        if self._none_asked is not None and not self._asked and not self._none_asked.done():
+            self._none_asked.set_result(None)
 
     # --- What Redis is told ----------------------------------------------------------------------
 
@@ -193,23 +230,44 @@ class RedisLimits(LocalLimits):
 
     async def _renew_all(self) -> None:
         for gate in tuple(self.gates.values()):
-            held = tuple(gate.held)
-            for first in range(0, max(len(held), 1), AT_ONCE):
-                await self._renew(gate, held[first : first + AT_ONCE])
+            known = [lease for lease in gate.held if lease.shared]
+            for first in range(0, max(len(known), 1), AT_ONCE):
+                await self._renew(gate, known[first : first + AT_ONCE])
+            unknown = [lease for lease in gate.held if not lease.shared]
+            for first in range(0, len(unknown), AT_ONCE):
+                await self._make_known(gate, unknown[first : first + AT_ONCE])
 
     async def _renew(self, gate: Gate, leases: Sequence[HeldLease]) -> None:
-        """Renew leases; those that Redis does not know are taken there, for they are in use."""
-        key = gate.name.encode()
-        names = name_of(b"leases", key), name_of(b"gateways", key)
-        called = map(self._called, leases)
-        renew: Command = ("EVAL", _RENEW, 2, *names, self._name, self._lease_ms, *called)
+        """Renew leases that Redis knows, and find out which it does not know any more."""
         try:
-            ((gateways, lost),) = await self._redis.ask("renew", key, renew)
+            gate.gateways, lost = await self._ask_to_renew(gate, leases, _IF_THERE)
         except PortError:
             return
-        gate.gateways = gateways
-        gate.lost += sum(leases[index].shared for index in lost)
+        for lease in map(leases.__getitem__, lost):
+            if lease in gate.held:  # else it was given back meanwhile, and not lost
+                lease.shared = False
+                gate.lost += 1
+
+    async def _make_known(self, gate: Gate, leases: Sequence[HeldLease]) -> None:
+        """Take leases that Redis does not know, full or not: they are in use."""
+        try:
+            await self._ask_to_renew(gate, leases, _IN_ANY_CASE)
+        except PortError:
+            pass  # they may have been taken all the same
+        else:
+            for lease in leases:
+                lease.shared = True
         for lease in leases:
-            lease.shared = True
-            if lease not in gate.held:  # given back meanwhile, and maybe before it was renewed
+            if lease not in gate.held:  # given back meanwhile, and maybe before it was taken
                 self.left(lease)
+
+    async def _ask_to_renew(
+        self, gate: Gate, leases: Sequence[HeldLease], which: str
+    ) -> tuple[int, Sequence[int]]:
+        """Return how many gateways there are, and which of `leases` Redis does not know."""
+        key = gate.name.encode()
+        names = name_of(b"leases", key), name_of(b"gateways", key)
+        own = self._name, self._lease_ms
+        renew: Command = ("EVAL", _RENEW, 2, *names, *own, which, *map(self._called, leases))
+        ((gateways, lost),) = await self._redis.ask("renew", key, renew)
+        return gateways, lost

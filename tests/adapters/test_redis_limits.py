@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 from ext_proc.adapters.clock import SystemClock
 from ext_proc.adapters.limits import PoolLimits, Refusal
 from ext_proc.adapters.redis_client import RedisClient
-from ext_proc.adapters.redis_lane import Command
-from ext_proc.adapters.redis_limits import LEASE_MS, RedisLimits
+from ext_proc.adapters.redis_lane import Call, Command, Lane
+from ext_proc.adapters.redis_limits import LEASE_MS, Asks, RedisLimits
 from filters.api import Lease
 from filters.errors import PortError
 from tests.fakes import FakeClock, FakeStoreWatch
@@ -71,11 +71,17 @@ class Gateways:
         self._stack = stack
 
     async def open(
-        self, name: bytes, beat_s: float = NEVER_S, url: str = "", **limits: Any
+        self,
+        name: bytes,
+        beat_s: float = NEVER_S,
+        url: str = "",
+        via: Callable[[RedisClient], Asks] = lambda client: client,
+        **limits: Any,
     ) -> RedisLimits:
-        client = RedisClient(url or self._url, SystemClock(), FakeStoreWatch(), timeout_s=PATIENT_S)
+        url = url or self._url
+        client = RedisClient(url, SystemClock(), FakeStoreWatch(), timeout_s=PATIENT_S, lanes=2)
         self._stack.push_async_callback(client.close)
-        opened = RedisLimits(client, SystemClock(), name=name, beat_s=beat_s)
+        opened = RedisLimits(via(client), SystemClock(), name=name, beat_s=beat_s)
         self._stack.push_async_callback(opened.close)
         opened.follow({POOL: PoolLimits(**limits)})
         return opened
@@ -153,6 +159,16 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(gateways: Gateways, raw:
     for lease in leases:
         lease.release()
     await until_held(0, raw)
+    assert 0 == one.figures()[POOL].lost
+
+
+async def test_a_lease_that_is_renewed_twice_in_a_millisecond_is_not_lost(
+    gateways: Gateways,
+) -> None:
+    """It ends when it did."""
+    one = await gateways.open(b"one", concurrent=1)
+    await took(one, 1)
+    await asyncio.gather(*(one._renew_all() for _ in range(50)))
     assert 0 == one.figures()[POOL].lost
 
 
@@ -239,7 +255,8 @@ async def test_a_user_needs_no_other_commands_than_those_named(
     may = [f"+{command.lower()}" for command in commands.split()]
     await raw("ACL", "SETUSER", "me", "reset", "on", "nopass", "~forebay:*", *may)
     url = f"redis://me@127.0.0.1:{server.port}/0"
-    one = await gateways.open(b"one", OFTEN_S, url, concurrent=2, rate=100.0, burst=10)
+    # The bucket stays as long as it is not full.
+    one = await gateways.open(b"one", OFTEN_S, url, concurrent=2, rate=0.01, burst=10)
     first, _ = await took(one, 2)
     first.release()
     await until_held(1, raw)
@@ -280,22 +297,185 @@ async def test_a_full_gateway_asks_nobody() -> None:
     await limits.close()
 
 
-async def test_what_is_given_back_while_it_is_renewed_stays_so() -> None:
-    """The renewal may come after, and take it again."""
-    asked = Asked([[0]])
-    limits = RedisLimits(asked, FakeClock(), name=b"one", beat_s=OFTEN_S)
+async def test_what_is_given_back_while_it_is_renewed_stays_so(
+    gateways: Gateways, raw: Raw
+) -> None:
+    """The renewal may come after. The place is free, and nothing was lost."""
+    detour = Detour("XX")
+    one = await gateways.open(b"one", OFTEN_S, via=detour.of, concurrent=1)
+    (lease,) = await took(one, 1)
+    await detour.set_out.wait()
+    lease.release()
+    await until_held(0, raw)
+    detour.may_arrive.set()
+    await detour.arrived.wait()
+    assert [] == detour.found
+    assert 0 == one.figures()[POOL].lost
+
+
+async def test_a_gateway_that_ends_gives_back_what_is_being_taken_again(
+    gateways: Gateways, raw: Raw
+) -> None:
+    """Also what was given back before."""
+    detour = Detour("CH")
+    one = await gateways.open(b"one", OFTEN_S, via=detour.of, concurrent=1)
+    (lease,) = await took(one, 1)
+    await raw("FLUSHALL")
+    await detour.set_out.wait()
+    lease.release()
+    await detour.told.wait()
+    ending = asyncio.ensure_future(one.close())
+    await asyncio.sleep(0)
+    detour.may_arrive.set()
+    await ending
+    assert [b"one-0"] == detour.found
+    assert [] == await raw("KEYS", "forebay:*")
+
+
+async def test_what_is_taken_for_one_that_was_cancelled_is_given_back_after_that(
+    gateways: Gateways, raw: Raw, held: HeldTake
+) -> None:
+    """By a connection that is faster, what gives it back would come before."""
+    one = await gateways.open(b"one", concurrent=3)
+    await held.cancelled_take(one)
+    await took(one, 1)
+    await held.send()
+    await one.close()
+    assert [] == await raw("KEYS", "forebay:*")
+
+
+async def test_a_gateway_that_ends_waits_for_what_is_taken_for_one_that_was_cancelled(
+    gateways: Gateways, raw: Raw, held: HeldTake
+) -> None:
+    """All are cancelled when it ends."""
+    one = await gateways.open(b"one", concurrent=2)
+    await held.cancelled_take(one)
+    ending = asyncio.ensure_future(one.close())
+    await asyncio.sleep(0)
+    await held.send()
+    await ending
+    assert [] == await raw("KEYS", "forebay:*")
+
+
+async def test_a_gateway_ends_although_one_was_cancelled_before_redis_was_found(
+    gateways: Gateways,
+) -> None:
+    """There was nobody yet to ask."""
+    with dead_port() as dead:
+        url = f"redis+cluster://127.0.0.1:{dead.getsockname()[1]}"
+        one = await gateways.open(b"one", url=url, concurrent=1)
+        await cancelled(asyncio.ensure_future(one.take(POOL)))
+        async with asyncio.timeout(PATIENT_S):
+            await one.close()
+    assert 0 == one.figures()[POOL].unshared
+
+
+async def test_a_gateway_ends_although_a_question_broke() -> None:
+    """Whoever asked hears of the bug."""
+    limits = RedisLimits(Broken(), FakeClock(), name=b"one")
     limits.follow({POOL: PoolLimits(concurrent=1)})
-    lease = await limits.take(POOL)
-    assert lease is not None
-    asked.renewing, asked.renewed = asyncio.Event(), asyncio.Event()
+    with pytest.raises(ZeroDivisionError):
+        await limits.take(POOL)
     async with asyncio.timeout(PATIENT_S):
-        await asked.renewing.wait()
-        for may_end in (asked.told, asked.renewed):
-            asked.told = asyncio.Event()
-            may_end.set()
-            lease.release()
-            await asked.told.wait()
-    await limits.close()
+        await limits.close()
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel it once it waits."""
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class Detour:
+    """Has the first renewal of a lease arrive later than what is asked after it."""
+
+    def __init__(self, which: str) -> None:
+        """Hold up one of the leases that are there (`XX`), or of any (`CH`)."""
+        self.set_out = asyncio.Event()
+        self.may_arrive = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.found: list[bytes] = []
+        """What was there when it had arrived."""
+        self.told = asyncio.Event()
+        """Set when something was given back."""
+        self._which = which
+        self._client: RedisClient
+
+    def of(self, client: RedisClient) -> Detour:
+        self._client = client
+        return self
+
+    async def ask(
+        self,
+        operation: str,
+        key: bytes,
+        *commands: Command,
+        over: Callable[[], object] | None = None,
+    ) -> list[Any]:
+        if self.set_out.is_set() or self._which not in commands[0] or b"one-0" not in commands[0]:
+            replies = await self._client.ask(operation, key, *commands, over=over)
+            if ("ZREM", LEASES.encode(), b"one-0") in commands:
+                self.told.set()
+            return replies
+        self.set_out.set()
+        await self.may_arrive.wait()
+        replies = await self._client.ask(operation, key, *commands, over=over)
+        (self.found,) = await self._client.ask("test", key, ("ZRANGE", LEASES, 0, -1))
+        self.arrived.set()
+        return replies
+
+
+class HeldTake:
+    """Holds up the second place that is taken, as a connection does that is being opened."""
+
+    def __init__(self) -> None:
+        self._send = Lane.send
+        self._held: list[tuple[Lane, Sequence[Call]]] = []
+        self._is_held = asyncio.Event()
+
+    def hold(self, lane: Lane, calls: Sequence[Call]) -> None:
+        """Stand in for `Lane.send`."""
+        names = {part for call in calls for command in call.commands for part in command}
+        if self._is_held.is_set() or b"one-1" not in names:
+            self._send(lane, calls)
+        else:
+            self._held.append((lane, calls))
+            self._is_held.set()
+
+    async def cancelled_take(self, limits: RedisLimits) -> None:
+        """Have one cancelled while its place is being taken; another is there."""
+        await took(limits, 1)
+        task = asyncio.ensure_future(limits.take(POOL))
+        await self._is_held.wait()
+        await cancelled(task)
+
+    async def send(self) -> None:
+        """Return once the place was taken."""
+        ((lane, calls),) = self._held
+        self._send(lane, calls)
+        await asyncio.wait([call.outcome for call in calls])
+
+
+@pytest.fixture
+async def held(monkeypatch: pytest.MonkeyPatch) -> HeldTake:
+    held = HeldTake()
+
+    def send(lane: Lane, calls: Sequence[Call]) -> None:
+        held.hold(lane, calls)
+
+    monkeypatch.setattr(Lane, "send", send)
+    return held
+
+
+class Broken:
+    """Stands in for Redis: to take a place raises what no caller expects."""
+
+    async def ask(self, operation: str, key: bytes, *commands: Command, **_: Any) -> list[Any]:
+        if commands[-1][0] == "EVAL" and operation == "limit":
+            raise ZeroDivisionError
+        return [[1, []] for _ in commands]
 
 
 class Asked:
@@ -303,21 +483,19 @@ class Asked:
 
     def __init__(self, replies: list[list[Any]]) -> None:
         self.commands: list[list[Any]] = []
-        self.renewing: asyncio.Event | None = None
-        self.renewed: asyncio.Event | None = None
-        self.told = asyncio.Event()
-        """Set when something was given back."""
         self._replies = replies
 
-    async def ask(self, operation: str, key: bytes, *commands: Command) -> list[Any]:
+    async def ask(
+        self,
+        operation: str,
+        key: bytes,
+        *commands: Command,
+        over: Callable[[], object] | None = None,
+    ) -> list[Any]:
         self.commands.append([command[0] for command in commands])
         if operation == "renew":
-            if self.renewing is not None and self.renewed is not None:
-                self.renewing.set()
-                await self.renewed.wait()
             return [[1, []]]
         if commands[-1][0] == "ZREM":
-            self.told.set()
             return [1 for _ in commands]
         if not self._replies:
             raise PortError("nothing is left to say")
