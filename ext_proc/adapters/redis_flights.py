@@ -72,14 +72,14 @@ class RedisFlights(LocalFlights):
 
     async def close(self) -> None:
         """Let go of everything, the locks included: who still waits goes alone."""
-        for task in tuple(self._seeking):
-            task.cancel()
         await super().close()
         for flight in tuple(self._held):
             self.closed(flight, None, again=True)
         if self._beating is not None:
             self._beating.cancel()
-        await asyncio.gather(*self._seeking, *self._telling, return_exceptions=True)
+        # Nobody waits any more, so they end; cancelled, one would not know of a lock it takes.
+        await asyncio.gather(*self._seeking, return_exceptions=True)
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     # --- What a flight of one process does otherwise ---------------------------------------------
 
@@ -107,14 +107,15 @@ class RedisFlights(LocalFlights):
         try:
             flight.token = next(self._tokens)
             landed = await self._lead_or_follow(flight)
-        finally:  # also at the end of the server: nobody may be left waiting
-            if self.is_open(flight):
-                if landed is None and self.lead_next(flight):
-                    self._hold(flight)
-                else:
+        finally:  # whatever went wrong: nobody may be left waiting
+            is_open = self.is_open(flight)  # else the server ends
+            if is_open and landed is None and self.lead_next(flight):
+                self._hold(flight)
+            else:
+                if is_open:
                     boarding = Boarding.SHARED if landed else Boarding.ALONE
                     self.end(flight, boarding, landed or None)
-                    self.closed(flight, None, again=True)
+                self.closed(flight, None, again=True)
 
     async def _lead_or_follow(self, flight: Flight) -> bytes | None:
         """Return what landed elsewhere, empty for what cannot be shared; None to lead.

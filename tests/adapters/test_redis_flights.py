@@ -227,6 +227,19 @@ async def test_who_gave_up_waiting_leaves_no_lock(two: tuple[Process, Process]) 
     assert (0, 0) == (len(one.flights), one.flights.waiting)
 
 
+async def test_a_process_that_ends_while_it_asks_leaves_no_lock(
+    two: tuple[Process, Process],
+) -> None:
+    """What was asked is answered first."""
+    one, other = two
+    seat = one.flights.board(KEY, room=ROOM)
+    await asyncio.sleep(0)
+    assert 1 == one.redis.asked["lead"]
+    await one.flights.close()
+    assert (None, Boarding.ALONE) == (await seat.answer(LONG_S), seat.boarding)
+    assert await other.redis("GET", LEAD) is None
+
+
 async def test_a_process_that_nobody_waits_in_stops_looking(two: tuple[Process, Process]) -> None:
     """Its clients left."""
     one, other = two
