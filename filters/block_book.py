@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import mode
+from struct import iter_unpack
 from typing import Final, TypeAlias
 
 from filters.prefix_blocks import block_ends
@@ -52,9 +53,9 @@ class Chain:
     """Who asks may profit from what others asked."""
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, ...]:
         """The tokens of each block."""
-        return [end - start for start, end in pairwise((0, *self.ends))]
+        return _sizes_of(tuple(self.ends))
 
 
 def ids_of(tokens: Iterable[int]) -> bytes:
@@ -81,6 +82,11 @@ def kept_ends(block_tokens: int) -> tuple[int, ...]:
         for end in range(block_tokens, MOST_TOKENS + 1, block_tokens)
         if bisect_right(grid, end) > bisect_right(grid, end - block_tokens)
     )
+
+
+@lru_cache(256)  # prompts have no more numbers of blocks than that
+def _sizes_of(ends: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(end - start for start, end in pairwise((0, *ends)))
 
 
 @lru_cache(64)
@@ -172,13 +178,14 @@ class BlockBook:
         tokens = len(ids) // ID_BYTES
         ends = kept_ends(size)
         ends = ends[: bisect_right(ends, tokens)]
+        named = memoryview(ids)[: ends[-1] * ID_BYTES if ends else 0]
+        blocks = iter_unpack(f"{size * ID_BYTES}s", named)
         names: list[int] = []
         name = _root(model if model in self._adapters else "")
-        step = size * ID_BYTES
         at = 0
         for end in ends:
-            for start in range(at * ID_BYTES, end * ID_BYTES, step):
-                name = hash((name, ids[start : start + step])) & _MASK
+            for (block,) in islice(blocks, (end - at) // size):
+                name = hash((name, block)) & _MASK
             names.append(name)
             at = end
         return Chain(names, ends, tokens, shared)

@@ -246,7 +246,7 @@ def test_tokens_are_numbers() -> None:
 
 def test_sizes_of_a_chain_are_those_between_ends() -> None:
     """The first begins at 0."""
-    assert [64, 64, 32] == Chain((1, 2, 3), (64, 128, 160), 170).sizes
+    assert (64, 64, 32) == Chain((1, 2, 3), (64, 128, 160), 170).sizes
 
 
 @pytest.mark.slow
