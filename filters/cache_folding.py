@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from filters.segments import edit_prose
@@ -12,6 +13,30 @@ _CELLS: Final = re.compile(r"\S\t++\S")  # a row of a table, where an empty cell
 _SPACES: Final = "\n\r\t\v\f\x1c\x1d\x1e\x1f"  # of ASCII, as `str.isspace` has it
 # Without one of these a text has no code, JSON or mathematics, or none that one line changes.
 _MARKS_OF_CODE: Final = "`$\\~={}[<>|"
+# Without one of these either it has no table, and in ASCII no space but " " and line feeds.
+_MARKS: Final = _MARKS_OF_CODE + _SPACES.replace("\n", "")
+_END: Final = "\0"  # no white space, and hardly ever in a text
+
+
+def fold_all(texts: Collection[str]) -> Iterable[str]:
+    """Return what `fold_white_space` makes of each text.
+
+    One look at all of them tells that none has to be taken with care, as most have not.
+    """
+    joined = _END.join(texts)
+    for mark in _MARKS:
+        if mark in joined:
+            return map(fold_white_space, texts)
+    if joined.isascii():
+        folded = " ".join(filter(None, joined.split("\n")))
+        careful = "  " in folded  # a run, or a line that is indented or ends with a space
+    else:
+        folded = " ".join(joined.split())
+        careful = bool(_INDENTED_LINE.search(joined))
+    parts = folded.split(_END)
+    if careful or len(parts) != len(texts):
+        return map(fold_white_space, texts)
+    return map(str.strip, parts)
 
 
 def fold_white_space(text: str) -> str:

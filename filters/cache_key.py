@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from filters.api import Exchange, Role, Turn
 from filters.bounds import is_too_much
-from filters.cache_folding import fold_white_space
+from filters.cache_folding import fold_all
 from filters.cache_neutral import neutral_request
 from filters.cache_rules import VARIANT_HEADERS, Ignored, dropped_members, variant_query
 from filters.document import Document, Json, Path
@@ -58,20 +58,22 @@ def cache_key(exchange: Exchange, rule: KeyRule = _STRICT) -> bytes:
 def _own_request(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, ...]:
     """Return what counts of a request in its dialect's own words."""
     headers = exchange.head.headers
-    path = exchange.head.path
+    place, mark, _ = (path := exchange.head.path).partition("?")
+    if ":" in place:
+        place = _without_method(place)
     return (
         exchange.dialect.name,
         exchange.prompt.model,
         [*map(headers.get, VARIANT_HEADERS, _NO_HEADERS)],
-        _place(path),
-        variant_query(path),
+        place,
+        variant_query(path) if mark else [],
         *_normalised(exchange, ignore),
     )
 
 
-def _place(path: str) -> str:
-    """Return the path without its method: it may name a deployment, an account or a project."""
-    parent, slash, last = path.partition("?")[0].rpartition("/")  # a colon before is a name's
+def _without_method(place: str) -> str:
+    """Return a path without its method: it may name a deployment, an account or a project."""
+    parent, slash, last = place.rpartition("/")  # a colon before is a name's
     return parent + slash + (last.rpartition(":")[0] or last)
 
 
@@ -82,16 +84,15 @@ def _normalised(exchange: Exchange, ignore: frozenset[Ignored]) -> tuple[Json, l
     """
     prompt = exchange.prompt
     document = prompt.document
-    texts = {
-        text.path: text.value
-        for text in prompt.texts()
-        if text.role is not _TOOL  # a program's: its lines may be a list of names
-    }
+    texts: dict[Path, str] = {}
+    for text, value in zip(prompt.texts(), prompt.said(), strict=True):
+        if text.role is not _TOOL:  # a program's: its lines may be a list of names
+            texts[text.path] = value
     changed: dict[Path, Json] = {}
     if not is_too_much(texts.values()):  # else they count as they stand
-        for path, value in texts.items():
-            if (normal := fold_white_space(value)) != value:
-                changed[path] = normal
+        for (path, value), folded in zip(texts.items(), fold_all(texts.values()), strict=True):
+            if folded != value:
+                changed[path] = folded
     hashes: list[Json] = []
     if len(document.raw) > LONG_DATA_CHARS:
         for path, data in _long_data(prompt.turns(), document, texts):

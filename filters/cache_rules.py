@@ -171,7 +171,7 @@ def variant_query(path: str) -> list[tuple[str, str]]:
 def dropped_members(exchange: Exchange, ignore: frozenset[Ignored]) -> set[str | int]:
     """Return the members of a body that do not count: delivery, and what is ignored."""
     prompt = exchange.prompt
-    dropped = {path[0] for path in prompt.transport_paths()}
+    dropped = set(map(itemgetter(0), prompt.transport_paths()))
     if ignore:
         root = prompt.document.root
         for name in ignore & IGNORABLE[exchange.dialect.name]:

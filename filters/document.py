@@ -9,7 +9,7 @@ survive a rewrite.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -165,13 +165,13 @@ class Document:
     def replaced(self, values: Mapping[Path, Json]) -> dict[str, Json]:
         """Return the root with `values` in place, sharing whatever they do not touch.
 
-        The document itself stays as it is. Every path must exist.
+        The document itself stays as it is. Every path must exist, and none lie below another.
         """
         if not values:
             return self.root
         root = self.root.copy()
         ours = {id(root)}  # the copies, each made once
-        for path, value in _outermost(values):
+        for path, value in values.items():
             node: Json = root
             for step in path[:-1]:
                 below = node[step]
@@ -227,14 +227,3 @@ def _place(root: Json, path: Path, value: Json) -> tuple[Any, Any, Json]:
 def _opened(raw: Any) -> Any:
     """Decode one level of a container, or null; what is below stays bytes."""
     return _LEVEL.decode(raw)
-
-
-def _outermost(values: Mapping[Path, Json]) -> Iterable[tuple[Path, Json]]:
-    """Return paths and their values but for paths below another one."""
-    if len(set(map(len, values))) == 1:  # as nearly always: none is below another
-        return values.items()
-    return [
-        (path, value)
-        for path, value in values.items()
-        if not any(path[:length] in values for length in range(1, len(path)))
-    ]

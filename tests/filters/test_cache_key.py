@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from filters.bounds import MOST_CHARS
-from filters.cache_folding import fold_white_space
+from filters.cache_folding import fold_all, fold_white_space
 from filters.cache_key import cache_key
 from filters.document import encode
 from tests.exchanges import CHATS, ask, exchange_of
@@ -210,3 +210,35 @@ def test_what_is_prose_keeps_its_words_and_nothing_else(text: str) -> None:
     """Whatever white space stands between two words, one space does in the key."""
     assume("\t" not in text and not re.search(r"\n[ ]", text))  # columns and indentation
     assert " ".join(text.split()) == fold_white_space(text)
+
+
+PARTS = [
+    "a",
+    "b.",
+    "é",
+    "总",
+    "\0",
+    "def f():",
+    "|",
+    "`x  y`",
+    "$",
+    '{"a":  1}',
+    *SPACES,
+    "\n",
+    " ",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), max_size=4))
+def test_many_texts_are_folded_as_each_would_be(texts: list[str]) -> None:
+    """Whether one look at all of them is enough or not."""
+    assert [*map(fold_white_space, texts)] == [*fold_all(texts)]
+
+
+@pytest.mark.parametrize("text", ["a\n  b", "é\n  b", "a\tb", "a  b", "a\0 b ", "", " ", "a\r\nb"])
+@pytest.mark.parametrize("others", [[], ["x\n\ny"], ["总 结", ""]])
+def test_a_text_is_folded_by_itself_whatever_stands_beside_it(text: str, others: list[str]) -> None:
+    """Its lines and the marks in it, not those of its neighbours, say how."""
+    texts = [text, *others, text]
+    assert [*map(fold_white_space, texts)] == [*fold_all(texts)]
+    assert [fold_white_space(text)] == [*fold_all([text])]
