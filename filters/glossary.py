@@ -49,8 +49,6 @@ class Glossary:
 
         In that order a longer conversation only adds behind what a shorter one had.
         """
-        if not self._may_be_used_in("\n".join(texts)):
-            return []
         found: dict[str, None] = {}
         for text in texts:
             for term in self._in(text):
@@ -59,8 +57,9 @@ class Glossary:
                 found[term] = None
         return list(found)
 
-    def _may_be_used_in(self, text: str) -> bool:
+    def may_be_used_in(self, texts: Sequence[str]) -> bool:
         """Tell all texts at once that none of them has a term, as most have none."""
+        text = "\n".join(texts)
         lower = text.lower()
         if len(lower) != len(text):
             return True

@@ -21,6 +21,7 @@ from filters.api import (
     Verdict,
 )
 from filters.bounds import is_too_much
+from filters.document import Json
 from filters.glossary import Glossary, bundled
 
 Degrees: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=2)]
@@ -132,8 +133,11 @@ class ParamsFilter(Filter[ParamsConfig]):
     def _limit_tokens(self, exchange: Exchange, most: int) -> None:
         prompt = exchange.prompt
         asked = prompt.parameter(_MAX_TOKENS)
-        too_many = isinstance(asked, int | float) and asked > most
-        if too_many or (asked is None and self.config.always_cap):
+        if asked is None:
+            too_many = self.config.always_cap
+        else:
+            too_many = _is_number(asked) and asked > most
+        if too_many:
             prompt.set_parameter(_MAX_TOKENS, most)
             exchange.note("params.max_tokens", most)
 
@@ -144,9 +148,11 @@ class ParamsFilter(Filter[ParamsConfig]):
     def _set_temperature(self, exchange: Exchange, told: Range) -> None:
         prompt = exchange.prompt
         asked = prompt.parameter(_TEMPERATURE)
-        wanted = _bounded(asked, told)
-        if wanted in (None, asked) or (asked is None and wanted == UNASKED_TEMPERATURE):
-            return
+        if asked is None:
+            asked = UNASKED_TEMPERATURE
+        if not _is_number(asked) or told.min <= asked <= told.max:
+            return  # what is no number the provider refuses in its own words
+        wanted = told.max if asked > told.max else told.min
         if not prompt.takes_temperature() or (wanted == 0 and _wants_choices(prompt)):
             exchange.note("params.skip", "temperature")
             return
@@ -154,12 +160,16 @@ class ParamsFilter(Filter[ParamsConfig]):
         exchange.note("params.temperature", wanted)
 
     def _explain_terms(self, exchange: Exchange, glossary: Glossary) -> None:
-        said = [text.value for text in exchange.prompt.texts() if text.role is not _TOOL]
+        prompt = exchange.prompt
+        said = prompt.said()
+        if not (is_too_much(said) or glossary.may_be_used_in(said)):
+            return
+        said = [text.value for text in prompt.texts() if text.role is not _TOOL]
         if is_too_much(said):
             exchange.note("params.skip", "size")
             return
         used = glossary.used_in(said, self.config.most_terms)
-        if used and exchange.prompt.instruct(glossary.write(used)):
+        if used and prompt.instruct(glossary.write(used)):
             exchange.note("params.terms", len(used))
 
 
@@ -173,13 +183,8 @@ def _most_thinking(config: ParamsConfig) -> Thinking | None:
     return None if config.max_tokens is None else _UNBOUNDED
 
 
-def _bounded(asked: object, told: Range) -> float | None:
-    """Return a temperature within bounds; None where something other than a number was asked."""
-    if asked is None:
-        asked = UNASKED_TEMPERATURE
-    if isinstance(asked, bool) or not isinstance(asked, int | float):
-        return None
-    return min(max(asked, told.min), told.max)
+def _is_number(asked: Json) -> bool:
+    return asked.__class__ is int or asked.__class__ is float
 
 
 def _wants_choices(prompt: Prompt) -> bool:

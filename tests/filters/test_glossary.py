@@ -35,6 +35,14 @@ def test_a_term_is_found_where_it_is_meant(
     """Not in another word, and of those that overlap the longest, in the order they come."""
     glossary = Glossary(dict.fromkeys(terms, "x"))
     assert expected == glossary.used_in([text], 10)
+    assert not expected or glossary.may_be_used_in(["none", text])
+
+
+def test_texts_without_any_term_are_told_at_once() -> None:
+    """Two of them are no term together."""
+    glossary = Glossary({"CT scan": "x", "PE": "y"})
+    assert not glossary.may_be_used_in(["a CT", "scan of a pe"])
+    assert glossary.may_be_used_in(["a ct", "ct Scan"])
 
 
 def test_a_longer_conversation_adds_behind_what_a_shorter_one_had() -> None:
