@@ -37,13 +37,13 @@ class Sketch:
         "_stretches",
         "_used",
         "_width",
-        "_window_ns",
         "last_ns",
         "shortened",
+        "window_ns",
     )
 
     def __init__(self, window_ns: int, size: int) -> None:
-        self._window_ns: Final = window_ns
+        self.window_ns: Final = window_ns
         self._stretch_ns: Final = -(-window_ns // STRETCHES)
         self._width: Final = max(LEAST_WIDTH, size // (STRETCHES * ROWS))
         self._most_used: Final = int(self._width * ROWS * MOST_USED)
@@ -67,7 +67,7 @@ class Sketch:
         full = self._used >= self._most_used
         if not began_ns or full or now_ns - began_ns[0] >= self._stretch_ns:
             self._turn(now_ns, full=full)
-        while began_ns[-1] <= now_ns - self._window_ns:
+        while began_ns[-1] <= now_ns - self.window_ns:
             began_ns.pop()
             self._stretches.pop()
         self.last_ns = now_ns
@@ -117,8 +117,8 @@ class Sightings:
         """
         self._size: Final = size
         self._number_of: Final = number_of
-        self._sketches: dict[int, Sketch] = {}
-        """By the window in nanoseconds."""
+        self._sketches: dict[float, Sketch] = {}
+        """By the window in seconds."""
         self._shortened = 0
 
     @property
@@ -137,24 +137,28 @@ class Sightings:
 
         Fewer where one was long ago in the window, or there was no room; hardly ever more.
         """
-        window_ns = max(1, round(window_s * 1e9))
-        sketch = self._sketches.get(window_ns) or self._share_with(window_ns, now_ns)
+        sketch = self._sketches.get(window_s) or self._share_with(window_s, now_ns)
         return sketch.count(self._number_of(key), now_ns)
 
     def forget(self) -> None:
         """Let go of everything."""
         self._sketches.clear()
 
-    def _share_with(self, window_ns: int, now_ns: int) -> Sketch:
+    def _share_with(self, window_s: float, now_ns: int) -> Sketch:
         """Part the memory anew, for one more window; what was counted so far is forgotten.
 
         Windows are those of profiles: there are few, and they change when settings do. One that
         was not asked for as long as it reaches is no profile's any more.
         """
         self._shortened = self.shortened
-        windows = [
-            window for window, sketch in self._sketches.items() if now_ns - sketch.last_ns < window
+        windows_s = [
+            asked_s
+            for asked_s, sketch in self._sketches.items()
+            if now_ns - sketch.last_ns < sketch.window_ns
         ]
-        share = self._size // (len(windows) + 1)
-        self._sketches = {window: Sketch(window, share) for window in (*windows, window_ns)}
-        return self._sketches[window_ns]
+        windows_s.append(window_s)
+        share = self._size // len(windows_s)
+        self._sketches = {
+            asked_s: Sketch(max(1, round(asked_s * 1e9)), share) for asked_s in windows_s
+        }
+        return self._sketches[window_s]
