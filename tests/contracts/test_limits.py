@@ -131,8 +131,9 @@ async def _doors_in_redis(servers: Servers) -> AsyncIterator[Doors]:
         for client in clients:
             async for key in client.scan_iter("forebay:bucket:*"):
                 full_at_us = await client.get(key)
-                assert full_at_us is not None
-                await client.set(key, int(full_at_us) - int(seconds * 1e6), keepttl=True)
+                if full_at_us is not None:  # else it is full by now: it ended, and so it may here
+                    sooner = int(full_at_us) - int(seconds * 1e6)
+                    await client.set(key, sooner, keepttl=True, xx=True)
 
     yield Doors(limits, age, limits.follow, lambda pool: limits.figures()[pool].refused)
     await limits.close()
