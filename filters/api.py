@@ -147,8 +147,8 @@ class Prompt(Protocol):
     def instruct(self, text: str) -> bool:
         """Add to the instructions, behind what stands there; return False where there are none."""
 
-    def transport_paths(self) -> Sequence[Path]:
-        """Return the paths present that say how to deliver the answer, not what it says."""
+    def transport_members(self) -> set[str]:
+        """Return the members present that say how to deliver the answer, not what it says."""
 
 
 # --- The reply -----------------------------------------------------------------------------------

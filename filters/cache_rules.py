@@ -168,10 +168,10 @@ def variant_query(path: str) -> list[tuple[str, str]]:
     return sorted(counting, key=itemgetter(0))  # of a repeated one, some read the first
 
 
-def dropped_members(exchange: Exchange, ignore: frozenset[Ignored]) -> set[str | int]:
+def dropped_members(exchange: Exchange, ignore: frozenset[Ignored]) -> set[str]:
     """Return the members of a body that do not count: delivery, and what is ignored."""
     prompt = exchange.prompt
-    dropped = set(map(itemgetter(0), prompt.transport_paths()))
+    dropped = prompt.transport_members()
     if ignore:
         root = prompt.document.root
         for name in ignore & IGNORABLE[exchange.dialect.name]:

@@ -100,7 +100,7 @@ def prompt_view(prompt: Prompt, path: str) -> dict[str, Any]:
         ],
         "tools": list(prompt.tools()),
         "parameters": {name: value for name, value in parameters.items() if value is not None},
-        "transport_paths": [list(path) for path in prompt.transport_paths()],
+        "transport_members": sorted(prompt.transport_members()),
     }
 
 

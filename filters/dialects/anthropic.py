@@ -420,7 +420,7 @@ _SHAPE: Final = Shape(
         Parameter.MAX_TOKENS: (("max_tokens",),),
         Parameter.STOP: (("stop_sequences",),),
     },
-    transport=(("stream",), ("cache_control",)),
+    transport=frozenset(("stream", "cache_control")),
     takes_temperature=_takes_temperature,
     limit_thinking=_limit_thinking,
     instruct=_instruct,

@@ -34,7 +34,7 @@ class Shape:
     parameters: Mapping[Parameter, tuple[Path, ...]]
     """The places a parameter may stand in: read from the first that holds one, set there or, when
     none does, in the first."""
-    transport: tuple[Path, ...] = ()
+    transport: frozenset[str] = frozenset()
     """Members that say how to deliver the answer, not what it says."""
     tools: tuple[Path, ...] = (("tools",),)
     """Arrays of declared tools; they are shown joined."""
@@ -126,18 +126,10 @@ class BodyPrompt:
         """Add to the instructions, behind what stands there; return False where there are none."""
         return self._shape.instruct(self.document, text)
 
-    def transport_paths(self) -> Sequence[Path]:
-        """Return the paths present that say how to deliver the answer, not what it says."""
-        root, get = self.document.root, self.document.get
-        return [
-            path
-            for path in self._shape.transport
-            if path[0] in root and get(path, ABSENT) is not ABSENT
-        ]
+    def transport_members(self) -> set[str]:
+        """Return the members present that say how to deliver the answer, not what it says."""
+        return self.document.root.keys() & self._shape.transport
 
-
-ABSENT: Final = object()
-"""A default for `Document.get` that no JSON value equals."""
 
 # --- Reading what may have any shape -------------------------------------------------------------
 

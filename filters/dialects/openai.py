@@ -28,11 +28,8 @@ DONE: Final = b"[DONE]"
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 
 # How to deliver, bill and place a request; none of it reaches the model.
-TRANSPORT: Final[tuple[Path, ...]] = (
-    ("stream",),
-    ("stream_options",),
-    ("prompt_cache_key",),
-    ("prompt_cache_retention",),
+TRANSPORT: Final = frozenset(
+    ("stream", "stream_options", "prompt_cache_key", "prompt_cache_retention")
 )
 
 _FINISHES: Final = {
