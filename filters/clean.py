@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from filters.api import CONTINUE, Config, Exchange, Filter, Role, Text, Turn, Verdict
+from filters.api import CONTINUE, Config, Exchange, Filter, Prompt, Role, Text, Turn, Verdict
 from filters.bounds import MOST_CHARS, MOST_TEXTS
-from filters.cleaning import RULES, Edit, Passage, clean_passages
+from filters.cleaning import RULES, Edit, Passage, clean_passages, may_find
 from filters.document import encode
 from filters.drops import DropRule, Rule, TooMuch, compile_rule, drop_fields
 from filters.errors import PortError
@@ -75,8 +75,18 @@ class CleanFilter(Filter[CleanConfig]):
         """Drop fields, then clean every user text; what would become empty stays as it was."""
         if self.prepared.drops:
             self._drop(exchange)
-        if self.prepared.rules:
-            await self._clean(exchange)
+        if not self.prepared.rules:
+            return CONTINUE
+        values = self._values(exchange.prompt)
+        chars = sum(map(len, values))
+        if chars > MOST_CHARS or len(values) > MOST_TEXTS:
+            exchange.note("clean.skip", "size")
+            return CONTINUE
+        talks = exchange.dialect.operation != "embeddings"
+        rules = self.prepared.rules if talks else self.prepared.of_one_text
+        apart = chars > MOST_CHARS_HERE
+        if apart or may_find(values, rules):  # mostly they find nothing, and no more is read
+            await self._clean(exchange, rules, apart=apart)
         return CONTINUE
 
     def _drop(self, exchange: Exchange) -> None:
@@ -88,16 +98,19 @@ class CleanFilter(Filter[CleanConfig]):
         for value in dropped:
             exchange.cut("clean.drop", self.ports.tokens.estimate(encode(value).decode()), 0)
 
-    async def _clean(self, exchange: Exchange) -> None:
+    def _values(self, prompt: Prompt) -> list[str]:
+        """Return what the texts to clean say."""
+        system = self.config.system
+        return [
+            value
+            for text, value in zip(prompt.texts(), prompt.said(), strict=True)
+            if text.role is _USER or (system and text.role is _SYSTEM)
+        ]
+
+    async def _clean(self, exchange: Exchange, rules: frozenset[str], *, apart: bool) -> None:
         texts, passages, systems = self._read(exchange.prompt.turns())
         originals = [passage.value for passage in passages]
-        chars = sum(map(len, originals))
-        if chars > MOST_CHARS or len(originals) > MOST_TEXTS:
-            exchange.note("clean.skip", "size")
-            return
-        talks = exchange.dialect.operation != "embeddings"
-        rules = self.prepared.rules if talks else self.prepared.of_one_text
-        if chars <= MOST_CHARS_HERE:
+        if not apart:
             cleaned = clean_passages(passages, rules, systems)
         else:
             run = self.ports.workers.run

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 import msgspec
 
-from filters.greetings import drop_repeated_greetings, kinds_in
+from filters.greetings import drop_repeated_greetings, has_kind_words, kinds_in
 from filters.markup import is_about_markup, strip_markup
 from filters.media import is_about_encoding, shorten_media
 from filters.padding import drop_padding, is_template
 from filters.relevance import drop_unrelated, question_of
-from filters.repeats import drop_repeats
+from filters.repeats import drop_repeats, may_repeat
 from filters.spacing import drop_invisible, tidy_spacing
 from filters.traces import WITH_TRACES, rules_traced
 from filters.wording import is_about_gaps, is_about_padding, is_about_wording
@@ -68,6 +69,22 @@ class Cleaned(NamedTuple):
     edits: list[Edit]
     has_many_tags: bool
     """Tags were left because there are very many."""
+
+
+def may_find(texts: Iterable[str], rules: AbstractSet[str]) -> bool:
+    """Tell whether `rules` may find anything in texts of one prompt; costs 5 us for 1 KB of prose.
+
+    Where they do not, cleaning would change nothing.
+    """
+    for text in texts:
+        traced = rules_traced(text)
+        if (
+            not rules.isdisjoint(traced)
+            or ("greetings" in rules and has_kind_words(text))
+            or ("repeats" in rules and may_repeat(text, is_tidy="white_space" not in traced))
+        ):
+            return True
+    return "relevance" in rules
 
 
 def clean_passages(

@@ -142,6 +142,11 @@ def drop_repeated_greetings(text: str, said: Collection[str] = ()) -> str:
     return rest
 
 
+def has_kind_words(text: str) -> bool:
+    """Tell whether kind words stand at the beginning or the end of `text`."""
+    return bool(_leading(text) or _trailing(text))
+
+
 def kinds_in(text: str) -> set[str]:
     """Return the kinds of kind words at the beginning and the end of `text`."""
     return {part.kind for part in (*_leading(text), *_trailing(text))}

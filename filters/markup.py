@@ -56,6 +56,8 @@ _ABOUT_MARKUP: Final = WordFinder(
         "转义",
     ]
 )  # fmt: skip
+TRACES: Final = ("<", "&")
+"""A text without any of these holds no markup."""
 _NAMED_CHARS: Final = 200  # between `<script>` and `</script>` where both are named
 _SCRIPT: Final = re.compile(r"[={}();:<\n]")
 _LINE_CHARS: Final = 200  # before a script: whether it stands in a line of code

@@ -13,7 +13,7 @@ _PAD: Final = (
     r"(?:<pad>|\[PAD\]|<\|pad\|>|<\|padding\|>|<\|endoftext\|>|<\|end_of_text\|>|<\|eot_id\|>"
     r"|<\|finetune_right_pad_id\|>|<eos>|<\|vision_pad\|>|<\|image_pad\|>)"
 )
-_MARKS: Final = ("<pad>", "[PAD]", "<|pad", "<|end", "<|eot", "<|finetune", "<eos>", "_pad|>")
+_MARKS: Final = ("<pad>", "[PAD]", "<|pa", "<|en", "<|eot", "<|finetune", "<eos>", "_pad|>")
 # Several in a row; or one that the text begins with or, behind a sentence, ends with.
 _TOKENS: Final = re.compile(
     rf"{_PAD}(?:\s*{_PAD})++|\A\s*{_PAD}(?=\s*\S)|(?<=[.!?。！？\n]){_PAD}(?=\s*\Z)"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
-
-import ahocorasick_rs as ahocorasick
 
 from filters.segments import GAP, edit_prose, is_code
 
@@ -36,8 +33,6 @@ _PROBE: Final = re.compile(
 _ASCII_PROBE: Final = re.compile(r"[a-rt-z0-9]{4,8}")  # the same, found in a fifth of the time
 _PROBED_HEAD: Final = 120  # characters of a paragraph
 _GAP: Final = "\n\n"
-_INDENTS: Final = ahocorasick.AhoCorasick(["\n ", "\n\t"], ahocorasick.MatchKind.LeftmostFirst)
-"""What makes gaps of another shape; found with vector instructions, at a tenth of the cost."""
 _TABLE: Final = re.compile(r"[|\t]|^[^\S\n]*+(?:[-*+>#]|\d+[.)])\s", re.MULTILINE)
 
 
@@ -47,7 +42,7 @@ def drop_repeats(text: str) -> str:
     Case, punctuation, spacing, plurals and words such as "the" do not count. Lists, tables, quotes
     and code stay, and so does the last paragraph where it repeats one from far before.
     """
-    if "\n" not in text or len(text) < _SHORTEST or not _may_repeat(text):
+    if not may_repeat(text):
         return text
     seen: dict[str, int] = {}
     stems = _Stems()
@@ -63,22 +58,21 @@ def drop_repeats(text: str) -> str:
     return edit_prose(text, drop)
 
 
-def _may_repeat(text: str) -> bool:
-    """Tell whether a paragraph repeats another, be it prose or not, at as little cost as may be."""
-    lower = text.lower()
-    is_short = len(lower) <= _PROBED_CHARS
-    if "\r" in lower or _INDENTS.find_matches_as_strings(lower):
-        paragraphs = [piece for piece in GAP.split(lower)[::2] if piece]
-        lower = _GAP.join(paragraphs)
-    elif _GAP in lower:
-        paragraphs = lower.split(_GAP)  # fifty times as fast as a pattern
-    else:
+def may_repeat(text: str, *, is_tidy: bool = False) -> bool:
+    """Tell whether a paragraph repeats another, be it prose or not, at as little cost as may be.
+
+    `is_tidy` says that no line ends with blanks, nor any but as Unix has it.
+    """
+    if len(text) < _SHORTEST or "\n" not in text:
         return False
-    if len(paragraphs) < 2 or (is_short and not _may_one_have_stood(lower, paragraphs)):
+    lower = text.lower()
+    if not is_tidy and (" \n" in lower or "\t" in lower or "\r" in lower):
+        lower = _GAP.join(GAP.split(lower)[::2])
+    if len(lower) <= _PROBED_CHARS and not _may_one_have_stood(lower):
         return False
     seen: set[str] = set()
     stems = _Stems()
-    for paragraph in paragraphs:
+    for paragraph in lower.split(_GAP):
         keys = _sentences(paragraph, stems)
         if keys and seen.issuperset(keys):
             return True
@@ -86,21 +80,24 @@ def _may_repeat(text: str) -> bool:
     return False
 
 
-def _may_one_have_stood(text: str, paragraphs: Sequence[str]) -> bool:
+def _may_one_have_stood(text: str) -> bool:
     """Tell whether the first words of a paragraph stand before it in `text`, as far as probes tell.
 
-    `text` is the paragraphs joined by empty lines.
+    Paragraphs stand between empty lines.
     """
     probe = (_ASCII_PROBE if text.isascii() else _PROBE).search
-    begins = 0
-    for paragraph in paragraphs:
-        if begins and len(paragraph) > _SHORTEST // 3:
-            found = probe(paragraph, 0, _PROBED_HEAD)
+    gap = text.find(_GAP)
+    while gap >= 0:
+        begins = gap + len(_GAP)
+        gap = text.find(_GAP, begins)
+        ends = len(text) if gap < 0 else gap
+        if ends - begins > _SHORTEST // 3:
+            head = min(ends, begins + _PROBED_HEAD)
+            found = probe(text, begins, head)
             while found and text.find(found[0], 0, begins) >= 0:
-                found = probe(paragraph, found.end(), _PROBED_HEAD)
+                found = probe(text, found.end(), head)
             if found is None:
                 return True
-        begins += len(paragraph) + len(_GAP)
     return False
 
 

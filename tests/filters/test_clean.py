@@ -163,6 +163,14 @@ def test_what_is_embedded_keeps_its_repetitions() -> None:
     assert expected == cleaned(exchange_of("openai.embeddings", body, "/v1/embeddings"))
 
 
+@pytest.mark.parametrize("gap", ["\n\n", "\n \n", "\n\t\n", "\r\n\r\n", "\n\r\n", "\n\n  "])
+def test_a_repetition_goes_whatever_the_gap_before_it(gap: str) -> None:
+    """Also where nothing tidies gaps."""
+    exchange = ask("openai.chat", gap.join([PARAGRAPH, PARAGRAPH, "Why?"]))
+    config = CleanConfig(white_space=False)
+    assert encode(gap.join([PARAGRAPH, "Why?"])) in cleaned(exchange, config)
+
+
 @pytest.mark.parametrize("dialect", CHATS)
 def test_a_long_prompt_is_cleaned_by_the_workers(dialect: str) -> None:
     """It takes milliseconds, and everybody else would wait."""
