@@ -55,14 +55,14 @@ class ShapeFilter(Filter[ShapeConfig]):
         if exchange.dialect.operation == "embeddings":
             return CONTINUE
         prompt = exchange.prompt
-        if _has_too_much(prompt):
+        if len(prompt.texts()) > MOST_TEXTS:
             exchange.note("shape.skip", "size")
             return CONTINUE
         said = prompt.said()
         chars = sum(map(len, said))  # hardly any character is more than one token
         if chars <= self.config.limit:
             return CONTINUE
-        if chars > MOST_CHARS_APART:
+        if chars > MOST_CHARS_APART or _has_too_much(prompt):
             exchange.note("shape.skip", "size")
             return CONTINUE
         if self._fits(said):
@@ -160,6 +160,6 @@ class ShapeFilter(Filter[ShapeConfig]):
 def _has_too_much(prompt: Prompt) -> bool:
     """Tell whether there are too many messages to go through, or too much in those with tools."""
     turns = prompt.turns()
-    if len(turns) > MOST_TEXTS or len(prompt.texts()) > MOST_TEXTS:
+    if len(turns) > MOST_TEXTS:
         return True
     return has_too_many_values(prompt.document.raw) and any(turn.has_tool for turn in turns)

@@ -14,7 +14,7 @@ def about_tokens(texts: Sequence[str], estimate: Callable[[str], int]) -> int:
     """Return about how many tokens `texts` are in all, for what 65,536 characters cost at most."""
     chars = sum(map(len, texts))
     if chars <= MOST_WHOLE_CHARS:
-        return sum(map(estimate, texts))
+        return estimate(" ".join(texts))  # to ask for each apart costs 2 us more for two
     whole = "".join(texts)
     step = (chars - SAMPLE_CHARS) / (SAMPLES - 1)
     starts = (round(step * index) for index in range(SAMPLES))

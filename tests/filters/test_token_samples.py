@@ -11,12 +11,18 @@ from filters.token_samples import MOST_WHOLE_CHARS, about_tokens
 from tests.texts import TEXTS
 
 
-def test_a_short_prompt_is_estimated_text_by_text() -> None:
-    """As if there were no samples."""
+def test_a_short_prompt_is_estimated_whole() -> None:
+    """Its texts together are what they are apart, to a token for each."""
     texts = [text for text, *_ in TEXTS.values()]
     assert sum(map(len, texts)) < MOST_WHOLE_CHARS
-    assert sum(map(estimate_tokens, texts)) == about_tokens(texts, estimate_tokens)
+    apart = sum(map(estimate_tokens, texts))
+    assert pytest.approx(apart, abs=len(texts)) == about_tokens(texts, estimate_tokens)
     assert 0 == about_tokens([], estimate_tokens)
+
+
+def test_words_sent_apart_are_not_run_together() -> None:
+    """Each is a token, as it is in a sentence."""
+    assert pytest.approx(400, rel=0.15) == about_tokens(["apple", "pears"] * 200, estimate_tokens)
 
 
 @pytest.mark.parametrize("most_chars", [10, 5_000, 2_000_000])
