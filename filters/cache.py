@@ -67,7 +67,8 @@ class CacheFilter(Filter[CacheConfig]):
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Answer from the store, or say why not: `MISS`, or `BYPASS` with a reason."""
-        directives = cache_control.parse(exchange.head.headers.get("cache-control", ""))
+        asked = exchange.head.headers.get("cache-control")
+        directives = cache_control.parse(asked) if asked else cache_control.NOTHING_ASKED
         why = why_not_answered(exchange, any_temperature=self.config.any_temperature)
         if reason := "no-store" if directives.no_store else why:
             return _bypassed(exchange, reason, directives)

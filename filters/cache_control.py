@@ -29,7 +29,8 @@ class Directives:
         return left_s >= self.min_fresh_s
 
 
-_NONE: Final = Directives()
+NOTHING_ASKED: Final = Directives()
+"""Of a client that sends no such header."""
 
 
 def parse(header: str) -> Directives:
@@ -39,8 +40,6 @@ def parse(header: str) -> Directives:
     twice the stricter counts, and a limit that is no number of seconds allows nothing (RFC 9111,
     4.2.1: "considered stale").
     """
-    if not header:
-        return _NONE
     flags = set()
     ages: list[int] = []
     fresh: list[int] = []
