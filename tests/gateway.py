@@ -41,6 +41,8 @@ LONG: Final = "60s"  # a request that passed without Forebay or failed would sho
 # Below the range from which the kernel takes ports for outgoing connections, so that a server that
 # is started again finds its port free.
 PORTS: Final = range(10_000, 32_000)
+# Each is given once: a cluster asks for twelve before its first server listens on one.
+UNTRIED_PORTS: Final = iter(random.sample(PORTS, len(PORTS)))
 # A child is killed when the thread that started it ends, however that came about.
 ORPHAN_GUARD: Final = (
     "import ctypes, os, sys\n"
@@ -414,8 +416,8 @@ def get(url: str) -> bytes:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on and no connection will take by chance."""
-    for number in random.sample(PORTS, 100):
+    """Return a port that nobody listens on or was given, and no connection takes by chance."""
+    for number in UNTRIED_PORTS:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", number)):
             return number
     raise RuntimeError("no port is free")
