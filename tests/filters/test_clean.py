@@ -1,5 +1,7 @@
 """Cleaning a whole prompt: which of its texts are touched."""
 
+import base64
+import random
 from typing import Any, Final
 
 import msgspec
@@ -124,6 +126,20 @@ def test_every_edit_is_counted(dialect: str) -> None:
     counts = [tokens.estimate(text) for text in (*texts, "Hi! Who is Ann?")]
     rules = ["clean.html", "clean.white_space", "clean.greetings"]
     assert [Cut(*each) for each in zip(rules, counts[:3], counts[1:], strict=True)] == exchange.cuts
+
+
+def test_an_image_in_a_text_counts_as_base64() -> None:
+    """Within 5 % of what o200k makes of it, where an estimate of prose finds a third."""
+    data = base64.b64encode(random.Random(1).randbytes(3_000)).decode()
+    exchange = ask("openai.chat", f"What is this? data:image/png;base64,{data}")
+    tokens = FakeTokens()
+    cleaned(exchange, tokens=tokens)
+    (cut,) = exchange.cuts
+    assert ("clean.media", tokens.estimate("What is this? [image/png, 3 KB]")) == (
+        cut.rule,
+        cut.after,
+    )
+    assert pytest.approx(2721, rel=0.05) == cut.before - cut.after
 
 
 def test_a_greeting_of_an_earlier_message_is_repeated_later() -> None:
