@@ -12,7 +12,15 @@ from typing import Final
 import msgspec
 import pytest
 
-from ext_proc.tools.train import DATA, GOAL, JUDGED, right_domains, right_intents, tried
+from ext_proc.tools.train import (
+    DATA,
+    GOAL,
+    JUDGED,
+    call_costs_us,
+    right_domains,
+    right_intents,
+    tried,
+)
 from ext_proc.tools.train_data import DOMAINS, LANGUAGES, make_requests, read_split
 from filters.intent_model import MODEL_FILE, Guess, IntentModel, Weights, bundled_model
 from filters.intent_rules import ruled
@@ -49,6 +57,14 @@ def test_the_held_out_requests_are_balanced(split: str) -> None:
         assert min(Counter(one.domain for one in own).values()) >= 20
         assert set(DOMAINS) == {one.domain for one in own}
         assert set(bundled_model().intents) == {one.intent for one in own}
+
+
+def test_what_a_call_costs_is_measured_over_all_of_a_split() -> None:
+    """In rising order, so that the middle and the longest can be read from it."""
+    taken = call_costs_us(bundled_model(), JUDGED)
+    assert len(read_split(DATA / "intents", JUDGED)) == len(taken)
+    assert sorted(taken) == taken
+    assert taken[0] > 0
 
 
 @pytest.mark.slow
