@@ -456,6 +456,12 @@ class Tokens(Protocol):
     def count(self, text: str, model: str = "") -> int:
         """Return how many tokens `text` is for `model`; a long text is estimated from samples."""
 
+    async def count_apart(self, texts: Sequence[str], model: str, *, deadline_s: float) -> int:
+        """Return how many tokens `texts` are in all, counted while others are served.
+
+        What is late, or finds too many before it, is estimated.
+        """
+
 
 class Workers(Protocol):
     """Runs what takes milliseconds apart from the loop that serves everybody."""

@@ -94,9 +94,13 @@ class BudgetFilter(Filter[BudgetConfig]):
         if len(prompt.texts()) > MOST_TEXTS:
             self._skip(exchange, "size")
             return CONTINUE
-        tokens = self._count(prompt.said(), prompt.model)
+        said, limit = prompt.said(), self.config.limit
+        tokens = about_tokens(said, self.ports.tokens.estimate)
+        if tokens * DOUBT_SAMPLED >= limit:
+            self._deadline = Deadline(self.ports.clock, self.config.deadline)
+            tokens = await self._count(said, prompt.model, tokens)
         exchange.note("budget.tokens", tokens)
-        if tokens <= self.config.limit:
+        if tokens <= limit:
             return CONTINUE
         if exchange.task is not None and exchange.task.intent in WORDED:
             self._skip(exchange, "every word counts", exchange.task.intent)
@@ -110,7 +114,6 @@ class BudgetFilter(Filter[BudgetConfig]):
         asked = sum(text.role is Role.USER for text in users[-1].texts)
         systems = [text.value for turn in turns for text in turn.texts if text.role is Role.SYSTEM]
         orders = "\n".join(systems)[:MOST_ORDERS_CHARS]
-        self._deadline = Deadline(self.ports.clock, self.config.deadline)
         try:
             await self._shorten(exchange, texts, len(texts) - asked, orders)
         except PortError as error:
@@ -123,19 +126,19 @@ class BudgetFilter(Filter[BudgetConfig]):
         if why:
             exchange.note("budget.why", why)
 
-    def _count(self, said: Sequence[str], model: str) -> int:
+    async def _count(self, said: Sequence[str], model: str, estimated: int) -> int:
         """Return how many tokens the texts are: exactly where the limit is near.
 
         Long ones are counted from samples, and those that are too long to be shortened not at all.
         """
-        tokens, limit = about_tokens(said, self.ports.tokens.estimate), self.config.limit
-        if tokens * DOUBT_SAMPLED < limit:
-            return tokens
-        chars = sum(map(len, said))
+        chars, limit = sum(map(len, said)), self.config.limit
         doubt = DOUBT if chars <= MOST_WHOLE_CHARS else DOUBT_SAMPLED
-        if tokens > limit * doubt or tokens * doubt < limit or chars > MOST_CHARS_APART:
-            return tokens
-        return exact_tokens(said, partial(self.ports.tokens.count, model=model))
+        if estimated > limit * doubt or estimated * doubt < limit or chars > MOST_CHARS_APART:
+            return estimated
+        tokens = self.ports.tokens
+        if chars <= INLINE_CHARS:
+            return exact_tokens(said, partial(tokens.count, model=model))
+        return await tokens.count_apart(said, model, deadline_s=self._deadline.left_s())
 
     async def _shorten(
         self, exchange: Exchange, texts: Sequence[Text], asked_from: int, orders: str

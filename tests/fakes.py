@@ -6,8 +6,9 @@ They are fakes, not mocks: each passes the contract tests that the real thing pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from filters.api import (
@@ -26,6 +27,7 @@ from filters.api import (
 from filters.block_book import Chain
 from filters.errors import PortError
 from filters.queue_order import Wish
+from filters.token_samples import exact_tokens
 
 T = TypeVar("T")
 
@@ -266,6 +268,10 @@ class FakeTokens:
 
     def count(self, text: str, model: str = "") -> int:
         return -(-len(text.encode()) // 4)
+
+    async def count_apart(self, texts: Sequence[str], model: str, *, deadline_s: float) -> int:
+        await PortWait("tokens")
+        return exact_tokens(texts, partial(self.count, model=model))
 
 
 class FakeWorkers:

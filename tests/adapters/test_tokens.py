@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from ext_proc.adapters.tokens import (
     CL100K,
     FILES,
+    MOST_APART,
     MOST_EXACT_CHARS,
     O200K,
     TiktokenTokens,
@@ -112,6 +114,36 @@ def test_a_long_text_is_counted_from_samples(tokens: TiktokenTokens, seed: int) 
 def test_a_model_has_its_encoding(model: str, encoding: str) -> None:
     """As in tiktoken's own table; whoever is not in it counts as o200k."""
     assert encoding == encoding_of(model)
+
+
+async def test_what_is_counted_apart_is_what_is_counted(tokens: TiktokenTokens) -> None:
+    """Each text for itself."""
+    texts = [text for text, _ in TEXTS.values()]
+    counted = await tokens.count_apart(texts, "gpt-4o", deadline_s=10.0)
+    assert sum(expected for _, expected in TEXTS.values()) == counted
+
+
+async def test_more_counts_at_once_than_may_wait_are_estimates(tokens: TiktokenTokens) -> None:
+    """The thread takes one after the other; nobody waits long for a number."""
+    text, exact = TEXTS["chinese_news"]
+    before = tokens.estimated
+    calls = [tokens.count_apart([text], "gpt-4o", deadline_s=10.0) for _ in range(MOST_APART + 2)]
+    assert [exact] * MOST_APART + [estimate_tokens(text)] * 2 == await asyncio.gather(*calls)
+    assert before + 2 == tokens.estimated
+
+
+async def test_a_late_count_is_an_estimate(tokens: TiktokenTokens) -> None:
+    """Late is also what waited for too long before."""
+    text, _ = TEXTS["chinese_news"]
+    assert estimate_tokens(text) == await tokens.count_apart([text], "gpt-4o", deadline_s=0.0)
+
+
+async def test_without_files_what_is_counted_apart_is_an_estimate(tmp_path: Path) -> None:
+    """As what is counted at once; the metric counts on."""
+    tokens = TiktokenTokens(tmp_path, Books().telemetry.log)
+    text, _ = TEXTS["english_letter"]
+    assert estimate_tokens(text) == await tokens.count_apart([text], "", deadline_s=10.0)
+    assert 1 == tokens.estimated
 
 
 def test_without_files_the_estimate_answers(tmp_path: Path) -> None:

@@ -264,6 +264,15 @@ def test_near_a_high_limit_a_long_prompt_is_counted_from_samples_as_a_whole() ->
     assert "budget.skip" not in exchange.notes
 
 
+def test_a_long_prompt_is_counted_while_others_are_served() -> None:
+    """A short one at once."""
+    for sentences, expected in ((100, []), (200, ["tokens"]), (2_600, ["tokens"])):
+        said = "A sentence of some words. " * sentences
+        waits: list[PortWait] = []
+        budgeted(ask("openai.chat", said), BudgetConfig(limit=FakeTokens().count(said)), waits)
+        assert expected == [wait.port for wait in waits]
+
+
 def test_more_texts_than_can_be_gone_through_stay() -> None:
     """They are not even counted."""
     tokens = Metered()
