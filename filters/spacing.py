@@ -29,6 +29,7 @@ TRACES: Final = ("  ", "\u00a0", " \n", "\t\n", " \r\n", "\t\r\n", "\n\n\n", "\n
 _BLANKS: Final = " \t\u00a0"
 _BLANK: Final = re.compile(r"((?:\r?\n){2})(?:\r?\n)+")
 _RUN: Final = re.compile(r"(?<![ \u00a0])[ \u00a0]{2,}+(?=\S)")
+_QUOTED: Final = re.compile(r'"[^"]*+"|“[^“”]*+”')
 _NO_RUNS: Final[dict[int, int]] = {}
 _INDENTED: Final = (" ", "\t", "\u00a0", "\u3000")
 
@@ -44,7 +45,7 @@ def tidy_spacing(text: str) -> str:
     """Shorten runs of spaces and blank lines, outside code.
 
     Indentation, lines that look like table rows and lines that are aligned with a neighbour keep
-    their inner spaces.
+    their inner spaces, and so does what is quoted: it may be meant to the letter.
     """
     if _has_run(text) or _has_line_end(text) or _has_blank(text):
         return edit_prose(text, _tidy)
@@ -90,6 +91,8 @@ def _runs(line: str) -> dict[int, int]:
         return _NO_RUNS
     if not any(map(str.isalnum, line)):
         return _NO_RUNS  # part of a drawing
+    if '"' in line or "“" in line:
+        line = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), line)
     if "\u00a0" in line:
         return {run.end(): run.start() for run in _RUN.finditer(line)}
     runs: dict[int, int] = {}
