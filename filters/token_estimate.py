@@ -2,8 +2,8 @@
 
 The weights are fitted to o200k, the encoding of GPT-4o and later, on prose and code in English and
 on Chinese prose. A text of some hundred characters in either comes out within 15 %, but for a few
-in a hundred; a sentence may be off by a quarter. cl100k, the encoding before it, has the same number of tokens for English and
-half as many again for Chinese.
+in a hundred; a sentence may be off by a quarter. cl100k, the encoding before it, has the same
+number of tokens for English and half as many again for Chinese.
 """
 
 from __future__ import annotations
