@@ -39,6 +39,14 @@ class Lines:
         self.written.set()
 
 
+class Passing(FakeClock):
+    """A clock by which a second passes between any two looks."""
+
+    def monotonic_ns(self) -> int:
+        self.advance(1.0)
+        return super().monotonic_ns()
+
+
 class Followed(FollowedReplicas):
     """Wakes who waits for something to be told."""
 
@@ -146,6 +154,22 @@ async def test_a_replica_is_picked_and_let_go(replicas: Followed, one: ModelServ
     picked.ended()
     picked.ended()
     assert ((one.address,), 1, 0) == (picked.addresses, during, replicas.figures()[POOL].under_way)
+
+
+async def test_a_pick_is_not_hurried_by_others_who_have_the_cpu(
+    log: Lines, one: ModelServer, other: ModelServer
+) -> None:
+    """A second goes by whenever anybody looks at the clock."""
+    replicas = Followed(Passing(), log)
+    replicas.follow({POOL: fixed(one, other)})
+    await replicas.until(replicas=2)
+    for _ in range(20):
+        picked = replicas.pick(POOL, PROMPT, "m")
+        assert picked is not None
+        picked.ended()
+    hurried = replicas.figures()[POOL].hurried
+    await replicas.close()
+    assert hurried < 20  # it may take long indeed, once
 
 
 async def test_a_subset_of_strangers_is_nobody(replicas: Followed, one: ModelServer) -> None:

@@ -128,6 +128,14 @@ def test_a_hash_means_what_was_said_last() -> None:
     assert {} == held(book, [2] * 64)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, SIZE + 1, 63])
+def test_a_prompt_of_less_than_a_block_is_nowhere(tokens: int) -> None:
+    """It has none to be found by, whatever part of one it has."""
+    book = book_of()
+    store(book, 0, PROMPT)
+    assert Chain([], (), tokens) == book.chain(ids_of(PROMPT[:tokens]))
+
+
 def test_prompts_are_cut_as_most_replicas_do() -> None:
     """One that says something else keeps nobody from being found."""
     book = book_of(3)

@@ -187,6 +187,13 @@ def test_a_repetition_goes_whatever_the_gap_before_it(gap: str) -> None:
     assert encode(gap.join([PARAGRAPH, "Why?"])) in cleaned(exchange, config)
 
 
+@pytest.mark.parametrize("last", ["Which platform?", "哪个站台？", "什么时候开船，从哪里出发？"])
+def test_a_repetition_goes_whatever_stands_right_behind_it(last: str) -> None:
+    """What is said there was not said before, but is no part of it."""
+    exchange = ask("openai.chat", "\n\n".join([PARAGRAPH, PARAGRAPH, last]))
+    assert encode(f"{PARAGRAPH}\n\n{last}") in cleaned(exchange)
+
+
 @pytest.mark.parametrize("dialect", CHATS)
 def test_a_long_prompt_is_cleaned_by_the_workers(dialect: str) -> None:
     """It takes milliseconds, and everybody else would wait."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from filters.api import CONTINUE, Effort, Exchange, Parameter, Role
+from filters.bounds import MOST_CHARS
 from filters.cache_key import cache_key
 from filters.params import ParamsConfig, ParamsFilter, Range, ThinkingConfig
 from tests.exchanges import CHATS, ask, exchange_of
@@ -147,6 +148,15 @@ def test_no_more_terms_are_explained_than_allowed() -> None:
     exchange = ask("openai.responses", "cc bb aa")
     bounded(exchange, config)
     assert "Glossary:\n- cc: 3\n- bb: 2" == exchange.prompt.document.root["instructions"]
+
+
+@pytest.mark.parametrize("word", ["foobar ", "nothing "])
+def test_a_prompt_of_very_many_characters_is_not_searched_for_terms(word: str) -> None:
+    """Whether it has any or not; that is noted."""
+    config = ParamsConfig(temperature=None, terms={"FooBar": "a thing"})
+    exchange = ask("openai.chat", word * (MOST_CHARS // len(word) + 1))
+    assert exchange.prompt.document.raw is bounded(exchange, config)
+    assert {"params.skip": "size"} == exchange.notes
 
 
 def test_what_a_tool_found_is_not_searched_for_terms() -> None:

@@ -173,6 +173,19 @@ def test_a_replica_that_says_nothing_is_picked_all_the_same(strategy: str) -> No
     assert {A, B} == picked
 
 
+@pytest.mark.parametrize(("now_s", "picked"), [(0.1, {B}), (2 * STALE_S, {A, B})])
+def test_what_a_replica_said_long_ago_counts_for_nothing(now_s: float, picked: set[str]) -> None:
+    """Whoever waited there may have gone."""
+    picker, texts = made("expected", A, B), numbers()
+    picker.heard(A, Signals(0.0, waiting=9))
+    found: set[str] = set()
+    for _ in range(20):
+        pick = picker.pick(asked(next(texts)), now_s)
+        picker.ended(pick, now_s, good=False)
+        found.add(pick.replica.address)
+    assert picked == found
+
+
 def test_figures_that_stand_still_are_not_believed() -> None:
     """An exporter that is stuck goes on saying what it said."""
     picker = made("least_load", A)
@@ -549,6 +562,16 @@ def test_a_replica_where_others_start_is_not_late() -> None:
     _, now_s = late(picker, A)
     picker.started(early, now_s - 0.1)
     assert [] == picker.avoided(now_s)
+
+
+def test_a_replica_that_served_a_moment_ago_may_be_late() -> None:
+    """What it is asked after that has to start as well."""
+    picker = made("expected", A, B)
+    picker.started(picker.pick(asked("a"), 0.0, {A}), 0.1)
+    _, late_s = late(picker, A)
+    now_s = 0.1 + late_s + 0.1
+    assert [B] * 4 == [picker.pick(asked(f"{at} "), now_s).replica.address for at in range(4)]
+    assert [A] == [one.address for one in picker.avoided(now_s)]
 
 
 def test_the_oldest_request_alone_says_whether_a_replica_is_late() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.api import CONTINUE, Cut, Exchange, Prompt, Role, Turn
+from filters.bounds import MOST_TEXTS
 from filters.dialects.base import BodyPrompt
 from filters.document import Document
 from filters.rounds import round_starts
@@ -349,6 +350,16 @@ def test_a_conversation_of_megabytes_stays() -> None:
     exchange = conversation("openai.chat", [Round(PADDING * 30, "Noted.") for _ in range(100)])
     tokens = Metered()
     assert exchange.prompt.document.raw is shaped(exchange, tokens=tokens)
+    assert ({"shape.skip": "size"}, 0) == (exchange.notes, tokens.texts)
+
+
+def test_a_conversation_of_thousands_of_texts_stays() -> None:
+    """However few messages have them, and however short each is."""
+    part = {"type": "text", "text": "Noted."}
+    messages = [{"role": "user", "content": [part] * (MOST_TEXTS // 4 + 1)}] * 4
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    exchange, tokens = exchange_of("openai.chat", body, "/v1/chat/completions"), Metered()
+    assert body is shaped(exchange, tokens=tokens)
     assert ({"shape.skip": "size"}, 0) == (exchange.notes, tokens.texts)
 
 
