@@ -68,8 +68,8 @@ run: $(VENV)/.runtime ## Start the gateway on :8001 (ARGS="--upstream URL --redi
 	@exec $(BIN)/forebay up $(ARGS)
 
 bench: $(VENV)/.runtime ## Measure the gateway against plain Envoy, and what shorter prompts keep
-	@$(BIN)/forebay bench $(ARGS)
-	@$(BIN)/forebay bench --facts
+	@status=0; $(BIN)/forebay bench $(ARGS) || status=$$?; \
+	$(BIN)/forebay bench --facts || status=$$?; exit $$status
 
 bench-peers: $(VENV)/.runtime $(PEERS)/.peers ## Measure a cache hit against LiteLLM's proxy, in an environment of its own
 	@$(BIN)/python -m ext_proc.tools.bench_peers --litellm $(PEERS)/bin/litellm $(ARGS)
