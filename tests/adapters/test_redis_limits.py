@@ -357,6 +357,23 @@ async def test_a_gateway_that_ends_waits_for_what_is_taken_for_one_that_was_canc
     assert [] == await raw("KEYS", "forebay:*")
 
 
+async def test_a_gateway_that_ends_gives_back_what_a_pool_without_limits_by_now_had(
+    gateways: Gateways, raw: Raw, held: HeldTake
+) -> None:
+    """Others may have limits for it yet."""
+    one = await gateways.open(b"one", concurrent=2)
+    await held.cancelled_take(one)
+    for lease in tuple(one.gates[POOL].held):
+        lease.release()
+    await until_held(0, raw)
+    one.follow({})
+    ending = asyncio.ensure_future(one.close())
+    await asyncio.sleep(0)
+    await held.send()
+    await ending
+    assert (0, 0) == (len(one.gates), await raw("EXISTS", LEASES))
+
+
 async def test_a_gateway_ends_although_one_was_cancelled_before_redis_was_found(
     gateways: Gateways,
 ) -> None:
