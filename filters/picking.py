@@ -37,7 +37,7 @@ SAID_ROOM: Final = 1.25
 """The book has room for more than a replica holds: what leaves it is said, not guessed."""
 LOOK_UP_S: Final = 0.001
 """Where finding out who holds what takes longer, the least loaded replica is picked. Of CPU time:
-while others have the CPU time passes that giving up does not bring back."""
+what passes while others have the CPU, giving up does not bring back."""
 PROBE_S: Final = 1.0
 """A replica is left alone for so long after it was late or refused, or failed a probe."""
 MOST_REFUSALS: Final = 3

@@ -61,7 +61,7 @@ def drop_repeats(text: str) -> str:
 def may_repeat(text: str, *, is_tidy: bool = False) -> bool:
     """Tell whether a paragraph repeats another, be it prose or not, at as little cost as may be.
 
-    `is_tidy` says that no line ends with blanks, nor any but as Unix has it.
+    `is_tidy` says that no line ends with blanks, and no empty one as Windows has it.
     """
     if len(text) < _SHORTEST or "\n" not in text:
         return False
