@@ -53,6 +53,8 @@ class _Prepared:
     rules: frozenset[str]
     of_one_text: frozenset[str]
     drops: tuple[Rule, ...]
+    roles: tuple[Role, ...]
+    """Whose texts are cleaned."""
 
 
 class CleanFilter(Filter[CleanConfig]):
@@ -70,7 +72,8 @@ class CleanFilter(Filter[CleanConfig]):
     def prepare(cls, config: CleanConfig) -> _Prepared:
         """Compile the JSONPath rules; raise `ValueError` for one that cannot be followed."""
         rules = frozenset(name for name in RULES if getattr(config, name))
-        return _Prepared(rules, rules - _OF_TALK, tuple(map(compile_rule, config.drop)))
+        roles = (_USER, _SYSTEM) if config.system else (_USER,)
+        return _Prepared(rules, rules - _OF_TALK, tuple(map(compile_rule, config.drop)), roles)
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Drop fields, then clean every user text; what would become empty stays as it was."""
@@ -101,11 +104,11 @@ class CleanFilter(Filter[CleanConfig]):
 
     def _values(self, prompt: Prompt) -> list[str]:
         """Return what the texts to clean say."""
-        system = self.config.system
+        roles = self.prepared.roles
         return [
             value
             for text, value in zip(prompt.texts(), prompt.said(), strict=True)
-            if text.role is _USER or (system and text.role is _SYSTEM)
+            if text.role in roles
         ]
 
     async def _clean(self, exchange: Exchange, rules: frozenset[str], *, apart: bool) -> None:
@@ -151,13 +154,10 @@ class CleanFilter(Filter[CleanConfig]):
         for index, turn in enumerate(turns):
             answers += turn.role is _ASSISTANT
             for text in turn.texts:
-                role = text.role
-                if role is _USER:
-                    texts.append(text)
-                    passages.append(Passage(text.value, index, answers))
-                elif role is _SYSTEM:
+                is_system = text.role is _SYSTEM
+                if is_system:
                     systems.append(text.value)
-                    if self.config.system:
-                        texts.append(text)
-                        passages.append(Passage(systems[-1], index, answers, has_author=True))
+                if text.role in self.prepared.roles:
+                    texts.append(text)
+                    passages.append(Passage(text.value, index, answers, has_author=is_system))
         return texts, passages, systems

@@ -351,10 +351,7 @@ async def test_a_gateway_that_ends_waits_for_what_is_taken_for_one_that_was_canc
     """All are cancelled when it ends."""
     one = await gateways.open(b"one", concurrent=2)
     await held.cancelled_take(one)
-    ending = asyncio.ensure_future(one.close())
-    await asyncio.sleep(0)
-    await held.send()
-    await ending
+    await ended_before(one, held)
     assert [] == await raw("KEYS", "forebay:*")
 
 
@@ -368,10 +365,7 @@ async def test_a_gateway_that_ends_gives_back_what_a_pool_without_limits_by_now_
         lease.release()
     await until_held(0, raw)
     one.follow({})
-    ending = asyncio.ensure_future(one.close())
-    await asyncio.sleep(0)
-    await held.send()
-    await ending
+    await ended_before(one, held)
     assert (0, 0) == (len(one.gates), await raw("EXISTS", LEASES))
 
 
@@ -396,6 +390,14 @@ async def test_a_gateway_ends_although_a_question_broke() -> None:
         await limits.take(POOL)
     async with asyncio.timeout(PATIENT_S):
         await limits.close()
+
+
+async def ended_before(one: RedisLimits, held: HeldTake) -> None:
+    """End a gateway, and have what was held up arrive only then."""
+    ending = asyncio.ensure_future(one.close())
+    await asyncio.sleep(0)
+    await held.send()
+    await ending
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:
