@@ -15,6 +15,7 @@ from aiohttp import web
 from filters.dialects import DIALECTS
 from filters.document import Document
 from tests.exchanges import answer
+from tests.web_server import end
 
 DIALECT: Final = "openai.chat"
 HOST: Final = "127.0.0.1"
@@ -75,7 +76,7 @@ class FailingUpstream:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        await self._runner.cleanup()
+        await end(self._runner)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.bodies.append(await request.content.read())

@@ -13,6 +13,7 @@ from aiohttp import web
 from filters.dialects import DIALECTS
 from filters.document import Document
 from tests.exchanges import answer
+from tests.web_server import end
 
 DIALECT: Final = "openai.chat"
 HOST: Final = "127.0.0.1"
@@ -57,7 +58,7 @@ class HeldUpstream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._runner.cleanup()
+        await end(self._runner)
 
     def release(self) -> None:
         """Answer what waits and what comes."""

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.web_server import end
+
 PATIENCE_S = 60.0
 PAGE = """\
 vllm:num_requests_running{{engine="0"}} {running}
@@ -68,7 +70,7 @@ class ModelServer:
         trace: TracebackType | None,
     ) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await end(self._runner)
 
     async def chatted(self, count: int) -> None:
         """Wait until so much was asked of `/v1/chat/completions`."""

@@ -49,6 +49,7 @@ from ext_proc.tools.replica_life import Life, Model, Running, TooLong
 from ext_proc.tools.replica_time import LoopTimers
 from ext_proc.tools.simulated_model import Ask, Said, Spent, say, tokens_of
 from ext_proc.tools.simulated_replies import Commands, Refused, Sender, apart
+from ext_proc.transport.address import close
 from filters.api import Finish
 from filters.document import Json, encode, parse
 from filters.errors import NotJson
@@ -158,7 +159,9 @@ class Replica:
             task.cancel()
         self._planned.clear()
         self._end_life()
-        self._close()
+        if self._listening is not None:
+            await close(self._listening)
+            self._listening = None
         if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(STOP_S)

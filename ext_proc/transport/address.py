@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -14,6 +15,7 @@ EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 # The endpoint-picker protocol of the Gateway API Inference Extension asks for the middle two.
 HEALTH_NAMES: Final = ("", "liveness", "readiness", EXT_PROC)
 SOCKET_MODE: Final = 0o660
+_TURNS: Final = 3  # of the loop: two, and one for what stands behind its caller
 
 
 def socket_path(listen: str) -> Path | None:
@@ -84,3 +86,18 @@ def bind(listen: str) -> Bound:
         return Bound(bound, path, path.lstat().st_ino if path is not None else 0)
     except OSError as error:
         raise OSError(f"cannot listen on {listen}: {error}") from None
+
+
+async def close(server: asyncio.Server) -> None:
+    """Listen no more; each connection that was accepted is known to its protocol.
+
+    asyncio makes an accepted socket's transport a turn of the loop later, and calls
+    `connection_made` in the turn after that. `Server.close` between them leaves a socket open that
+    nobody reads or ends (https://github.com/python/cpython/issues/109564).
+    """
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+    server.close()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from ext_proc.transport import ENVELOPE_BYTES, Handler
-from ext_proc.transport.address import EXT_PROC, HEALTH_NAMES, Bound, bind
+from ext_proc.transport.address import EXT_PROC, HEALTH_NAMES, Bound, bind, close
 from ext_proc.transport.health import Health
 from ext_proc.transport.http2 import Connection, Limits, Reason
 from ext_proc.transport.identity import Identity
@@ -83,7 +83,7 @@ class NativeServer:
         if self._server is None or self._bound is None:
             return
         self._bound.leave()
-        self._server.close()
+        await close(self._server)
         self._health.report(serving=False)
         self._end(Connection.drain)
         if not await self._ended(bound_s):

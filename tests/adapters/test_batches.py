@@ -20,6 +20,7 @@ from filters.api import Answer, Part
 from filters.document import Document, encode
 from filters.gathering import OPENAI_WAY, Single
 from tests.fakes import FakeClock
+from tests.web_server import end
 
 PATH: Final = "/v1/embeddings"
 PATIENCE_S: Final = 60.0
@@ -142,7 +143,7 @@ async def serving(**bounds: int) -> AsyncIterator[Egress]:
         finally:
             egress.open.set()
             await egress.batches.close()
-            await runner.cleanup()
+            await end(runner)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from filters.errors import PortError
 from tests.calls import Ask, ask_for
 from tests.exchanges import WORDS, answer, exchange_of
 from tests.fakes import FakeClock
+from tests.web_server import end
 
 T = TypeVar("T")
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -276,7 +277,7 @@ async def shadow() -> AsyncIterator[tuple[Table, Shadow]]:
             yield table, shadow
         finally:
             await table.stages.close()
-            await runner.cleanup()
+            await end(runner)
 
 
 def question(ask: Ask | None = None, headers: dict[str, str] | None = None) -> Question:

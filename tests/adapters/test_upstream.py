@@ -18,6 +18,7 @@ from filters.document import encode
 from filters.errors import PortError
 from tests.exchanges import answer
 from tests.fakes import FakeClock
+from tests.web_server import end
 
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PATIENCE_S: Final = 60.0
@@ -124,7 +125,7 @@ async def _serving(kind: str) -> AsyncIterator[Egress]:
             yield egress
         finally:
             await egress.upstream.close()
-            await runner.cleanup()
+            await end(runner)
 
 
 # --- What is sent --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 
 from ext_proc._pb import ext_proc_pb2 as pb
+from tests.web_server import end
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,7 +94,7 @@ class Upstream:
 
     async def stop(self) -> None:
         if self.runner is not None:
-            await self.runner.cleanup()
+            await end(self.runner)
         self.socket.close()
 
     async def _answer(self, request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ from google.genai import types
 from ext_proc.tools import simulated_apis as apis
 from tests.e2e.conftest import Gateways
 from tests.gateway import Edit, Gateway, Upstream
+from tests.web_server import end
 
 pytestmark = [
     pytest.mark.e2e,
@@ -56,7 +57,7 @@ class Embedder:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        await end(self._runner)
 
     def release(self) -> None:
         self._open.set()

@@ -22,6 +22,7 @@ from tests.e2e.conftest import Gateways
 from tests.e2e.test_pick import change
 from tests.exchanges import answer
 from tests.gateway import PATIENCE_S, SHIPPED, Edit, Gateway, Upstream, dead_port
+from tests.web_server import end
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -52,7 +53,7 @@ class Model:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        await end(self._runner)
 
     async def _take(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()

@@ -35,6 +35,7 @@ from filters.cache_record import Record, write_record
 from filters.errors import ConfigError
 from tests.fakes import FakeStoreWatch
 from tests.redis_server import RedisCluster, RedisServer
+from tests.web_server import end
 
 ANNE, BEN = "a" * 16, "b" * 16
 SECRET = "what was said"
@@ -425,7 +426,7 @@ async def test_another_server_is_taken_for_none_of_ours(tmp_path: Path) -> None:
     address = f"127.0.0.1:{runner.addresses[0][1]}"
     with pytest.raises(ConfigError, match=f"expected Forebay's admin port at {address}, got"):
         await run("stats", "--config", written(tmp_path), "--admin", address)
-    await runner.cleanup()
+    await end(runner)
 
 
 # --- Whose ----------------------------------------------------------------------------------------

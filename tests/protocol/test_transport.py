@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import stat
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ext_proc.transport import Stream
-from ext_proc.transport.address import HEALTH_NAMES
+from ext_proc.transport.address import HEALTH_NAMES, close
 from tests.protocol.conftest import (
     MEGABYTE,
     MOST_MESSAGE_BYTES,
@@ -541,3 +542,49 @@ async def test_a_tcp_address_serves_too(make: Make) -> None:
         answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     assert SERVING == answer.status
     await server.drain(0)
+
+
+# --- A connection that comes as the server goes --------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_is_accepted_as_the_server_closes_is_known(turns: int) -> None:
+    """Whatever turn of the loop that is in; else nobody would ever end it."""
+    known: list[asyncio.Protocol] = []
+
+    class Known(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            known.append(self)
+            transport.close()
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Known, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as peer:
+        peer.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await close(server)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionResetError):  # it was not accepted
+                assert b"" == await loop.sock_recv(peer, 1)
+                assert 1 == len(known)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_drain_ends_a_connection_that_comes_with_it(
+    tmp_path: Path, make: Make, turns: int
+) -> None:
+    """At the latest when its time is over."""
+    server = make(Echo(), f"unix:{tmp_path}/s")
+    await server.start()
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(f"{tmp_path}/s")
+        peer.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.drain(0)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionResetError):
+                while await loop.sock_recv(peer, 4096):
+                    pass
