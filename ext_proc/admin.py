@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from ext_proc.cache_desk import CacheDesk
+from ext_proc.transport.address import close
 
 MOST_BODY_BYTES: Final = 4096  # the longest question is a name and sixteen digits
 
@@ -43,24 +44,31 @@ class Admin:
         if cache is not None:
             cache.add_to(application)
         self._runner: Final = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
         """The port it listens on, once started."""
-        port: int = self._runner.addresses[0][1]
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
         """Listen; raise `OSError` when the address cannot be had."""
         await self._runner.setup()
+        assert self._runner.server is not None
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            self._server = await asyncio.get_running_loop().create_server(
+                self._runner.server, self._host, self._port
+            )
         except OSError:
             await self._runner.cleanup()
             raise
 
     async def stop(self) -> None:
         """Close the listener and what is open."""
+        if self._server is not None:
+            await close(self._server)
         await self._runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
