@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ from filters.bounds import MOST_CHARS_APART, MOST_TEXTS
 from filters.deadline import Deadline
 from filters.errors import ConfigError, PortError
 from filters.shortening import MOST_ORDERS_CHARS, Plan, Shortened, extract, plan, put_one
-from filters.token_samples import MOST_WHOLE_CHARS, about_tokens, exact_tokens
+from filters.token_samples import MOST_WHOLE_CHARS, about_tokens, tokens_of
 from filters.units import ClusterName, Duration, SomeTime
 
 T = TypeVar("T")
@@ -135,10 +134,8 @@ class BudgetFilter(Filter[BudgetConfig]):
         doubt = DOUBT if chars <= MOST_WHOLE_CHARS else DOUBT_SAMPLED
         if estimated > limit * doubt or estimated * doubt < limit or chars > MOST_CHARS_APART:
             return estimated
-        tokens = self.ports.tokens
-        if chars <= INLINE_CHARS:
-            return exact_tokens(said, partial(tokens.count, model=model))
-        return await tokens.count_apart(said, model, deadline_s=self._deadline.left_s())
+        left_s = self._deadline.left_s()
+        return await tokens_of(said, model, self.ports.tokens, deadline_s=left_s)
 
     async def _shorten(
         self, exchange: Exchange, texts: Sequence[Text], asked_from: int, orders: str

@@ -180,7 +180,7 @@ class CacheFilter(Filter[CacheConfig]):
         try:
             if outcome is Outcome.COMPLETE and self._collecting:
                 received = b"".join(self._pieces)
-                given = admit(exchange, received, self.config, self.ports.tokens)
+                given = await admit(exchange, received, self.config, self.ports.tokens)
                 if isinstance(given, str):
                     exchange.note("cache.skip", given)
                     again = not is_for_nobody(given)

@@ -8,6 +8,7 @@ from filters.api import Exchange, Finish, Parameter, Prompt, Role, Tokens, Usage
 from filters.cache_settings import CacheConfig
 from filters.document import Json, has_repeated_members, parse
 from filters.errors import NotJson
+from filters.token_samples import tokens_of
 
 CONTEXT_CHARS: Final = 2_000  # of one text of a user's: a document rather than a question
 DOUBT: Final = 1.5  # an estimate of tokens is nearer than that
@@ -49,7 +50,7 @@ class Admitted(NamedTuple):
     """As the provider counted, or its output counted here."""
 
 
-def admit(
+async def admit(
     exchange: Exchange, received: bytes, config: CacheConfig, tokens: Tokens
 ) -> Admitted | str:
     """Return the answer to give again, or why that must not be.
@@ -73,15 +74,18 @@ def admit(
         return "shape"
     if has_repeated_members(exchange.prompt.document.raw):
         return "repeated member"  # the upstream may have answered the one that is not in the key
-    usage = reply.usage or Usage(output=_counted(reply.text, exchange, config.max_tokens, tokens))
+    usage = reply.usage
+    if usage is None:
+        model = exchange.prompt.model
+        usage = Usage(output=await _counted(reply.text, model, config.max_tokens, tokens))
     return Admitted(body, plain, usage)
 
 
-def _counted(text: str, exchange: Exchange, most: int, tokens: Tokens) -> int:
+async def _counted(text: str, model: str, most: int, tokens: Tokens) -> int:
     """Return how many tokens an answer is: exactly where it is near the most that are kept."""
     estimate = tokens.estimate(text)
     if most / DOUBT < estimate < most * DOUBT:
-        return tokens.count(text, exchange.prompt.model)
+        return await tokens_of([text], model, tokens)
     return estimate
 
 

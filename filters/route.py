@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar, Final
 
 from filters.api import (
@@ -15,6 +14,7 @@ from filters.api import (
     Outcome,
     Verdict,
 )
+from filters.bounds import MOST_CHARS_APART
 from filters.errors import FilterError
 from filters.intent_rules import HIGH_RISK_DOMAINS
 from filters.places import Place
@@ -23,15 +23,15 @@ from filters.routing import (
     Choice,
     Rule,
     Size,
-    counted,
     counted_texts,
+    is_near,
     longest,
     plan,
     room_of,
     roomiest,
-    size_of,
     too_long,
 )
+from filters.token_samples import COUNT_S, about_tokens, tokens_of
 from filters.units import PoolName
 
 BUSY: Final = "all model servers that take this request are busy; try again"
@@ -57,13 +57,18 @@ class RouteFilter(Filter[RouteConfig]):
 
     _place: Place | None = None
 
+    @classmethod
+    def longest_wait_s(cls, config: RouteConfig) -> float:
+        """Wait until a prompt that may be too long for a pool is counted."""
+        return COUNT_S
+
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Choose the pool and note what decided; answer where no pool takes the request."""
         pools = self.ports.pools
         low = self._low_risk(exchange)
         if not (low or pools.choose or pools.guards(exchange.pool)):
             return CONTINUE
-        size, line = self._line_up(exchange, low)
+        size, line = await self._line_up(exchange, low)
         choice: Choice | None = line[0]
         if pools.guards(line[0].pool):
             self._place = Place(self.ports)
@@ -111,10 +116,10 @@ class RouteFilter(Filter[RouteConfig]):
             high_risk(exchange, system_words=self.config.system_words)
         )
 
-    def _line_up(self, exchange: Exchange, low: str) -> tuple[Size, Sequence[Choice]]:
+    async def _line_up(self, exchange: Exchange, low: str) -> tuple[Size, Sequence[Choice]]:
         """Return who may serve, the best first; raise `FilterError` where nobody's context does."""
         pools, apart = self.ports.pools, _is_apart(exchange)
-        size = self._size(exchange) if pools.measures else Size()
+        size = await self._size(exchange) if pools.measures else Size()
         expert = exchange.notes.get("classify.pool") == exchange.pool
         own = Choice(exchange.pool, Rule.EXPERT if expert else Rule.OWN)
         task = None if apart else exchange.task
@@ -122,7 +127,7 @@ class RouteFilter(Filter[RouteConfig]):
         lesser = self.config.pool if low else ""
         line, choices, others = plan(pools, own, lesser, task, size, careful=careful)
         if not line:
-            size = self._size(exchange, exactly=True)
+            size = await self._size(exchange, exactly=True)
             line = roomiest(pools, choices, size)
         if not line:
             raise FilterError(400, too_long(size, longest(pools, choices)))
@@ -130,15 +135,14 @@ class RouteFilter(Filter[RouteConfig]):
             exchange.note("route.alternatives", others)
         return size, line
 
-    def _size(self, exchange: Exchange, *, exactly: bool = False) -> Size:
+    async def _size(self, exchange: Exchange, *, exactly: bool = False) -> Size:
         """Return how long the prompt is, and note it."""
-        pools, prompt, tokens = self.ports.pools, exchange.prompt, self.ports.tokens
+        prompt, tokens = exchange.prompt, self.ports.tokens
         texts = counted_texts(prompt, apart=_is_apart(exchange))
-        count = partial(tokens.count, model=prompt.model)
-        room = room_of(prompt)
-        size = size_of(texts, room, () if exactly else pools.contexts, tokens.estimate, count)
-        if exactly:
-            size = Size(counted(texts, size.tokens, count), room)
+        size = Size(about_tokens(texts, tokens.estimate), room_of(prompt))
+        matters = exactly or is_near(size, self.ports.pools.contexts)
+        if matters and sum(map(len, texts)) <= MOST_CHARS_APART:  # to count more takes too long
+            size = size._replace(tokens=await tokens_of(texts, prompt.model, tokens))
         exchange.note("route.tokens", size.tokens)
         exchange.note("route.bucket", size.bucket)
         return size

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from filters.api import Parameter, Prompt, Task
-from filters.bounds import MOST_CHARS_APART
 from filters.document import encode
 from filters.pools import BUCKETS, Offer, Pools
-from filters.token_samples import about_tokens, exact_tokens
 
 DOUBT: Final = 1.15  # the estimate's, and what other makers' tokens differ from those counted
 BUCKET_NAMES: Final = ("512", "2K", "8K", "32K", "128K", "over")
@@ -191,26 +189,14 @@ def counted_texts(prompt: Prompt, *, apart: bool) -> Sequence[str]:
     return [*said, encode(tools).decode()] if tools else said
 
 
-def size_of(
-    texts: Sequence[str],
-    room: int,
-    contexts: Iterable[int],
-    estimate: Callable[[str], int],
-    count: Callable[[str], int],
-) -> Size:
-    """Return the size of a prompt; exactly where an estimate might put it into the wrong pool."""
-    tokens = about_tokens(texts, estimate)
+def is_near(size: Size, contexts: Iterable[int]) -> bool:
+    """Tell whether an estimate might put a prompt into the wrong pool."""
+    tokens, room = size
     for context in contexts:
-        if tokens < (context - room) * DOUBT and (context - room) < tokens * DOUBT:
-            return Size(counted(texts, tokens, count), room)
-    return Size(tokens, room)
-
-
-def counted(texts: Sequence[str], tokens: int, count: Callable[[str], int]) -> int:
-    """Return how many tokens texts are; what was estimated, where to count them takes too long."""
-    if sum(map(len, texts)) > MOST_CHARS_APART:
-        return tokens
-    return exact_tokens(texts, count)
+        left = context - room
+        if tokens < left * DOUBT and left < tokens * DOUBT:
+            return True
+    return False
 
 
 def longest(pools: Pools, choices: Iterable[Choice]) -> int:

@@ -15,7 +15,7 @@ from filters.pools import Offer, Pools
 from filters.route import RouteConfig, RouteFilter
 from filters.routing import MOST_PLANS, Choice, Rule, Size, plan
 from tests.exchanges import CHATS, ask, exchange_of
-from tests.fakes import drive, fake_ports
+from tests.fakes import FakeTokens, PortWait, drive, fake_ports
 
 SHORT = Offer(name="full", up_to=512)
 LONG = Offer(name="long", above=512, context=4096)
@@ -258,7 +258,7 @@ def test_nobody_is_refused_by_a_count_that_may_be_wrong() -> None:
         routed(asked(2310), *offers)
 
 
-class Rough:
+class Rough(FakeTokens):
     """`Tokens` whose estimate is a tenth too low."""
 
     def __init__(self) -> None:
@@ -270,6 +270,19 @@ class Rough:
     def count(self, text: str, model: str = "") -> int:
         self.counts += 1
         return len(text) // 4
+
+
+@pytest.mark.parametrize(("context", "waits"), [(600, []), (6_000, [PortWait("tokens")])])
+def test_others_are_served_while_a_long_prompt_is_counted(
+    context: int, waits: list[PortWait]
+) -> None:
+    """To hand over a short one costs more than to count it."""
+    tokens, waited = Rough(), list[PortWait]()
+    pools = Pools((Offer(name="full", context=context, fallback="large"), Offer(name="large")))
+    exchange = asked(context + 1)
+    route = RouteFilter(RouteConfig(), None, fake_ports(pools=pools, tokens=tokens))
+    drive(route.on_request(exchange), waited)
+    assert ("large", 1, waits) == (exchange.pool, tokens.counts, waited)
 
 
 def test_near_a_context_tokens_are_counted() -> None:
