@@ -42,6 +42,7 @@ class DuplexSession:
         traceparent: str | None,
     ) -> None:
         self._peer: Final = peer
+        self.lockstep: Final = peer.lockstep
         self._inner: Final = _Translator(peer, route)
         duplex = route.reply is Sent.FULL_DUPLEX
         self._session: Final = Session(
@@ -195,6 +196,7 @@ class _Translator:
 
     def __init__(self, peer: Peer, route: Route) -> None:
         self._peer: Final = peer
+        self.lockstep: Final = peer.lockstep
         self._asks: Final = route.request is Sent.FULL_DUPLEX
         self._answers: Final = route.reply is Sent.FULL_DUPLEX
         self._head: Command | None = None

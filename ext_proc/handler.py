@@ -81,12 +81,13 @@ class ExtProc:
 class _EncodingPeer:
     """A session's peer over a stream of bytes."""
 
-    __slots__ = ("_stream", "close", "has_room")
+    __slots__ = ("_stream", "close", "has_room", "lockstep")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.close = stream.close
         self.has_room = stream.has_room
+        self.lockstep = stream.lockstep
 
     async def send(self, command: Command) -> None:
         await self._stream.send(encode(command))

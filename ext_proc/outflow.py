@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from ext_proc.codec import CHUNK_BYTES, Body, Command, Pass, Stream, in_chunks
 from ext_proc.conversation import Message
 from filters.api import Alarm, Delta, Exchange, Ports
+from filters.lockstep import Lockstep
 from filters.pipeline import Run
 
 AGAIN_NS: Final = 20_000_000
@@ -23,6 +24,10 @@ _LET_GO: Final = Pass(Message.RESPONSE_BODY)
 
 class Peer(Protocol):
     """The proxy's end of the stream."""
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """How those that came in one read go through their stages."""
 
     async def send(self, command: Command) -> None:
         """Send a command; waits only when the proxy does not read."""

@@ -368,6 +368,9 @@ class Session:
         if has_too_many_values(event.data):
             await self._let_pass(event, "too many values")
             return
+        lockstep = self._peer.lockstep
+        if lockstep.several:
+            await lockstep
         try:
             prompt = dialect.read(Document(event.data), head.path)
         except NotJson:
@@ -390,9 +393,11 @@ class Session:
         facts.stages, facts.cuts = run.timings, exchange.cuts
         if patience_s := profile.pipeline.patience_s:
             long = partial(self._peer.send, Extend(patience_s))
-            answer = await told_before_waiting(run.request(exchange), long)
+            answer = await told_before_waiting(run.request(exchange, lockstep), long)
         else:
-            answer = await run.request(exchange)
+            answer = await run.request(exchange, lockstep)
+        if lockstep.several:
+            await lockstep
         if answer is None and self._picks and not exchange.endpoints:
             answer = refusal(exchange, FilterError(503, NO_REPLICA))
         if answer is not None:

@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from filters.lockstep import Lockstep
+
 T = TypeVar("T")
 
 
@@ -17,16 +19,16 @@ def told_before_waiting(
 
     What is raised in `tell` is raised in the work, where it waits.
     """
+    told = False
     try:
         waited = work.send(None)
-        try:
-            yield from tell().__await__()
-        except BaseException as error:  # noqa: BLE001 - a cancellation too belongs into the work
-            waited = work.throw(error)
         while True:
             try:
+                if not told and type(waited) is not Lockstep:  # that is no wait
+                    told = True
+                    yield from tell().__await__()
                 got = yield waited
-            except BaseException as error:  # noqa: BLE001 - likewise
+            except BaseException as error:  # noqa: BLE001 - a cancellation too belongs into the work
                 waited = work.throw(error)
             else:
                 waited = work.send(got)

@@ -24,6 +24,7 @@ from filters.api import (
     Ports,
 )
 from filters.errors import FilterError, PortError
+from filters.lockstep import ALONE, Lockstep
 
 AnyFilter = Filter[Any]
 
@@ -106,13 +107,19 @@ class Run:
         self.timings: list[tuple[str, int]] = []
         """Stage name and nanoseconds it took, waits included, in the order they ran."""
 
-    async def request(self, exchange: Exchange) -> Answer | None:
-        """Let every filter see the request; return the first answer, or None to go upstream."""
+    async def request(self, exchange: Exchange, lockstep: Lockstep = ALONE) -> Answer | None:
+        """Let every filter see the request; return the first answer, or None to go upstream.
+
+        Before each stage those that came with this exchange go as far, as `lockstep` has it.
+        """
         ports = self._pipeline.ports
         monotonic_ns = ports.clock.monotonic_ns
         document = exchange.prompt.document
         started = monotonic_ns()
         for stage in self._pipeline.stages:
+            if lockstep.several:
+                await lockstep
+                started = monotonic_ns()
             name = stage.name
             before = _state(exchange)
             instance: AnyFilter | None = None

@@ -31,7 +31,7 @@ from filters.routing import (
     roomiest,
     too_long,
 )
-from filters.token_samples import COUNT_S, about_tokens, tokens_of
+from filters.token_samples import about_tokens, tokens_of
 from filters.units import PoolName
 
 BUSY: Final = "all model servers that take this request are busy; try again"
@@ -56,11 +56,6 @@ class RouteFilter(Filter[RouteConfig]):
     config_type: ClassVar[type[Config]] = RouteConfig
 
     _place: Place | None = None
-
-    @classmethod
-    def longest_wait_s(cls, config: RouteConfig) -> float:
-        """Wait until a prompt that may be too long for a pool is counted."""
-        return COUNT_S
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Choose the pool and note what decided; answer where no pool takes the request."""

@@ -13,7 +13,9 @@ MOST_WHOLE_CHARS: Final = 65_536  # 0.2 ms in English, 0.5 ms in Chinese
 SAMPLES: Final = 64  # within 10 % of the whole on prompts mixed of prose and code, 1 % on average
 SAMPLE_CHARS: Final = 1_024
 MOST_INLINE_CHARS: Final = 4_096  # 1 ms; to have it done elsewhere takes 0.3 ms
-COUNT_S: Final = 0.1  # what waits for more is estimated: 16 may wait, the longest text takes 15 ms
+COUNT_S: Final = 0.1
+"""What waits for more is estimated: 16 may wait, the longest text takes 15 ms, and what any proxy
+waits for unasked is not used up."""
 
 
 def about_tokens(texts: Sequence[str], estimate: Callable[[str], int]) -> int:

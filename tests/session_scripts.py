@@ -47,6 +47,7 @@ from ext_proc.codec import (
 from ext_proc.conversation import Message
 from ext_proc.session import Facts, Gateway, Pool, Profile, Record, Session
 from filters.api import Config
+from filters.lockstep import ALONE, Lockstep
 from filters.pipeline import AnyFilter, Pipeline
 from tests.fakes import FakeClock, FakeStore, FakeWheel, drive, fake_ports
 
@@ -146,6 +147,7 @@ class ScriptedPeer:
     """The proxy's end: writes commands down."""
 
     transcript: Transcript
+    lockstep: Lockstep = ALONE
     commands: list[Command] = field(default_factory=list)
     closed: bool = False
     reads: bool = True

@@ -17,6 +17,7 @@ from ext_proc.conversation import Message
 from ext_proc.session import Facts, Session
 from filters.api import Answer, Cut, Exchange, Note, Ports, Role, Task, Verdict
 from filters.errors import FilterError
+from filters.lockstep import ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,8 @@ def _watched(kind: type[AnyFilter], kept: Trace) -> type[AnyFilter]:
 
 class _Proxy:
     """The proxy's end of the stream: keeps what it is told."""
+
+    lockstep: Final = ALONE
 
     def __init__(self, kept: Trace) -> None:
         self._kept: Final = kept

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
+from filters.lockstep import Lockstep
+
 ENVELOPE_BYTES: Final = 1024 * 1024
 """What a message may have over the longest body: one of headers may be larger than its share."""
 
@@ -21,6 +23,10 @@ class Stream(Protocol):
     """The stream's initial metadata; names are lower case."""
     state: Any
     """The handler's own; None at first."""
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """Awaited by a handler, it lets those go as far that came in the same read."""
 
     async def send(self, message: bytes) -> None:
         """Send a message; waits only when the peer does not read. Nothing is sent once it left."""

@@ -21,11 +21,13 @@ from ext_proc.transport.address import (
     socket_path,
 )
 from ext_proc.transport.identity import Identity
+from filters.lockstep import ALONE
 
 
 class GrpcStream:
     """A stream over a grpc.aio context."""
 
+    lockstep: Final = ALONE  # grpc.aio has a task for each stream
     __slots__ = (
         "_context", "_posted", "_reader", "_writer", "closed", "failure", "metadata", "state"
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Hand messages to handlers in place, each stream's in turn; only who really waits becomes a task.
 
+Those that came in one read go in lockstep, where their handlers pause for each other.
+
 A coroutine that has not waited yet runs inside `data_received`, where no task is current, and code
 in it may ask for one (`asyncio.timeout`, `TaskGroup` and others do). asyncio starts tasks in place
 only from Python 3.12 on, and makes one for every call. So a `Turn` is a task of our own, as
@@ -19,6 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from ext_proc.transport import Handler
 from ext_proc.transport.http2 import Call, Connection, End, Event, Status, Stream
+from filters.lockstep import Lockstep
 
 _enter: Final[Any] = tasks._enter_task  # noqa: SLF001 - documented for tasks of one's own
 _leave: Final[Any] = tasks._leave_task  # noqa: SLF001 - documented likewise
@@ -26,6 +29,8 @@ _register: Final[Any] = tasks._register_task  # noqa: SLF001 - documented likewi
 _unregister: Final[Any] = tasks._unregister_task  # noqa: SLF001 - documented likewise
 Work: TypeAlias = Coroutine[Any, Any, None]
 Resume: TypeAlias = "Callable[[Turn, BaseException | None], None]"
+MOST_TOGETHER: Final = 32
+"""Calls that pause for each other: more gain nothing, and hold places and bodies meanwhile."""
 _BARE: Final = contextvars.Context()  # the turn's own is entered by the turn
 
 
@@ -123,15 +128,32 @@ class Turn(asyncio.Future[None]):
         return "turn"
 
 
+class Pause:
+    """A call that lets others go as far: no task, for it goes on in the same turn of the loop."""
+
+    __slots__ = ("context", "error", "stream", "work")
+
+    def __init__(self, stream: TurnStream, work: Work, context: contextvars.Context) -> None:
+        self.stream: Final = stream
+        self.work: Final = work
+        self.context: Final = context
+        self.error: asyncio.CancelledError | None = None
+
+    def cancel(self) -> None:
+        """Raise `CancelledError` where it pauses."""
+        self.error = asyncio.CancelledError()
+
+
 class TurnStream(Stream):
     """A stream whose messages are handed over in turn."""
 
-    __slots__ = ("over", "turn", "turns", "waiting")
+    __slots__ = ("lockstep", "over", "turn", "turns", "waiting")
 
     def __init__(self, turns: Turns, connection: Connection[Any], number: int, call: Call) -> None:
         super().__init__(connection, number, call)
         self.turns: Final = turns
-        self.turn: Turn | None = None
+        self.lockstep: Final = turns.lockstep
+        self.turn: Turn | Pause | None = None
         """The one that waits for something."""
         self.waiting: deque[bytes | End] | None = None
         """What came meanwhile; bounded by the room that the peer has."""
@@ -162,6 +184,8 @@ class Turns:
         self._loop: Final = loop
         self._go_on: Final = go_on
         self._broke: Final = broke
+        self.lockstep: Final = Lockstep()
+        self._paused: Final[deque[Pause]] = deque()
         self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
         self._spare = Turn(loop=loop)
         """The task of calls that did not wait so far: the first that does takes it."""
@@ -170,11 +194,12 @@ class Turns:
         self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
 
     def take(self, stream: TurnStream, what: bytes | End) -> None:
-        """Take an event of the connection."""
+        """Take an event of the connection; what pauses for others goes on when it is `settle`d."""
+        self.lockstep.several = True  # for all that is known
         if stream.turn is None:
             if not stream.over:
                 self._run(stream, what)
-        elif stream.waiting is None or what is End.GONE:
+        elif not stream.waiting or what is End.GONE:
             stream.waiting = deque((what,))
             if what is End.GONE:
                 if not stream.over:
@@ -183,6 +208,8 @@ class Turns:
                 stream.held = True
         else:
             stream.waiting.append(what)
+        if len(self._paused) >= MOST_TOGETHER:
+            self._go_together()
 
     def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
         """Call the handler with this, and with what waits behind it, until it really waits."""
@@ -193,29 +220,43 @@ class Turns:
             else:
                 stream.over = True
                 work = handler(stream, None)
-            self._begin(stream, work)
+            self._advance(stream, work, contextvars.copy_context())
             if stream.turn is not None:
                 return
             what = self._next(stream)
 
-    def _begin(self, stream: TurnStream, work: Work) -> None:
+    def _advance(
+        self,
+        stream: TurnStream,
+        work: Work,
+        context: contextvars.Context,
+        error: asyncio.CancelledError | None = None,
+    ) -> None:
+        """Let a call begin, or go on behind a pause, until it pauses, waits or is over."""
         spare = self._spare
         if self._current is not spare:
             self._enter(spare)
-        context = contextvars.copy_context()
         try:
-            waited = context.run(work.send, None)
+            if error is None:
+                waited = context.run(work.send, None)
+            else:
+                waited = context.run(work.throw, error)
         except (StopIteration, asyncio.CancelledError):
             pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, its stream ends
-            self._fail(stream, error)
+        except Exception as raised:  # noqa: BLE001 - whatever it is, its stream ends
+            self._fail(stream, raised)
         else:
-            stream.turn = spare
-            self._waiting.add(spare)
-            spare.hold(stream, work, context, self._resume)
-            self._spare = Turn(loop=self._loop)
-            spare.wait_for(waited)
-            return
+            if waited is not self.lockstep:
+                stream.turn = spare
+                self._waiting.add(spare)
+                spare.hold(stream, work, context, self._resume)
+                self._spare = Turn(loop=self._loop)
+                spare.wait_for(waited)
+                return
+            stream.turn = pause = Pause(stream, work, context)
+            self._paused.append(pause)
+            if not spare.is_fresh:
+                pause.cancel()
         if not spare.is_fresh:
             spare.set_result(None)
             self._spare = Turn(loop=self._loop)
@@ -233,6 +274,7 @@ class Turns:
 
     def rest(self) -> None:
         """Leave the current turn; to be called when nothing more is handed over for now."""
+        self.lockstep.several = False
         if self._current is not None:
             _leave(self._loop, self._current)
             self._current = None
@@ -289,8 +331,26 @@ class Turns:
             self._wanting.append((stream, told))
             await told
 
+    def _go_together(self) -> None:
+        """Let all that pause go on until they pause again, and so on until nobody does."""
+        paused = self._paused
+        while paused:
+            self.lockstep.several = len(paused) > 1
+            for _ in range(len(paused)):
+                pause = paused.popleft()
+                stream = pause.stream
+                stream.turn = None
+                self._advance(stream, pause.work, pause.context, pause.error)
+                if stream.turn is None:
+                    self._run(stream, self._next(stream))
+
     def settle(self, left: list[TurnStream]) -> None:
-        """Tell handlers of streams that closed, and those who waited for room and have it."""
+        """Let who pauses go on.
+
+        Then tell handlers of streams that closed, and those who waited for room and have it.
+        """
+        self._go_together()
+        self.lockstep.several = False
         while left:
             stream = left.pop()
             if stream.turn is None and not stream.over:

@@ -12,6 +12,7 @@ from ext_proc._pb import ext_proc_pb2 as pb
 from ext_proc.handler import PROFILE_METADATA, ExtProc
 from ext_proc.session import Facts, Gateway, Pool, Profile
 from filters import BUILT_IN
+from filters.lockstep import ALONE
 from filters.pipeline import Pipeline
 from tests.fakes import FakeClock, drive, fake_ports
 
@@ -20,6 +21,8 @@ CHAT = b'{"model": "m", "temperature": 0, "messages": [{"role": "user", "content
 
 class OneStream:
     """A stream that takes what is sent and never waits."""
+
+    lockstep = ALONE
 
     def __init__(self) -> None:
         self.metadata: Mapping[str, str] = {PROFILE_METADATA: "default"}

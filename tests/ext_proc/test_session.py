@@ -51,6 +51,7 @@ from filters.dialects import DIALECTS
 from filters.dialects.openai_chat import OpenAIChat
 from filters.errors import ConversationError, FilterError, PortError
 from filters.framing import Event as StreamEvent
+from filters.lockstep import ALONE
 from filters.pipeline import SPARE_S, AnyFilter
 from filters.route import RouteConfig, RouteFilter
 from tests.fakes import PortWait, drive
@@ -655,6 +656,8 @@ def test_an_exchange_cancelled_while_it_waits_ends_once(witnessed: Stage, wait: 
 
 class Leaving:
     """The proxy's end: the client is gone by the time that a command has reached it."""
+
+    lockstep = ALONE
 
     def __init__(self, staying: int) -> None:
         self._staying = staying

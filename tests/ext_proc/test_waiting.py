@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from ext_proc.waiting import told_before_waiting
+from filters.lockstep import Lockstep
 from tests.fakes import PortWait, drive
 
 T = TypeVar("T")
@@ -55,6 +56,43 @@ def test_work_that_waits_says_so_once_and_first(waits: bool) -> None:
     assert 1 == told.times
     expected = ["peer"] * waits + ["work 0", "work 1"]
     assert expected == [wait.port for wait in seen]
+
+
+async def pausing(lockstep: Lockstep, *, waits: bool) -> str:
+    await lockstep
+    if waits:
+        await PortWait("work")
+        await lockstep
+    return "done"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pause_for_others_is_no_wait(waits: bool) -> None:
+    """It is over within the same turn; a wait behind it is told as ever."""
+    told, lockstep = Told(), Lockstep()
+    work = _as_coroutine(told_before_waiting(pausing(lockstep, waits=waits), told.tell))
+    steps: list[Any] = [lockstep, PortWait("work"), lockstep] if waits else [lockstep]
+    for number, step in enumerate(steps):
+        assert (step, min(number, 1)) == (work.send(None), told.times)
+    with pytest.raises(StopIteration, match="done"):
+        work.send(None)
+
+
+def test_who_is_cancelled_in_a_pause_is_told_nothing() -> None:
+    """The error is raised in the work, where it pauses."""
+    told, let_go = Told(), []
+
+    async def holding() -> None:
+        try:
+            await Lockstep()
+        finally:
+            let_go.append(True)
+
+    work = _as_coroutine(told_before_waiting(holding(), told.tell))
+    work.send(None)
+    with pytest.raises(asyncio.CancelledError):
+        work.throw(asyncio.CancelledError())
+    assert ([True], 0) == (let_go, told.times)
 
 
 def test_what_fails_in_telling_fails_the_work() -> None:

@@ -24,6 +24,7 @@ from filters.api import (
 from filters.dialects.openai_chat import OPENAI_CHAT
 from filters.document import Document
 from filters.errors import FilterError, PortError
+from filters.lockstep import Lockstep
 from filters.pipeline import SPARE_S, WAIT_S, AnyFilter, Pipeline, Run
 from tests.fakes import FakeClock, FakeStore, PortWait, drive, fake_ports
 
@@ -272,6 +273,33 @@ def test_each_stage_is_timed_with_its_waits() -> None:
     run = made_run(*kinds, ports=ports)
     drive(run.request(made_exchange()))
     assert [("a", 1_000_000_000), ("b", 3_000_000_000), ("c", 0)] == run.timings
+
+
+def test_exchanges_in_lockstep_go_through_each_stage_together() -> None:
+    """And no stage is timed with what others did meanwhile."""
+    ports, log, lockstep = made_ports(), list[str](), Lockstep()
+    clock = ports.clock
+    assert isinstance(clock, FakeClock)
+
+    def late(hook: str, exchange: Exchange) -> None:
+        clock.advance(1)
+        log.append(exchange.tenant)
+
+    pipeline = Pipeline([(logging(name, [], late), Config()) for name in "ab"], ports)
+    runs = [Run(pipeline), Run(pipeline)]
+    steps = []
+    for run, tenant in zip(runs, ("first", "second"), strict=True):
+        exchange = made_exchange()
+        exchange.tenant = tenant
+        steps.append(run.request(exchange, lockstep))
+    lockstep.several = True
+    for _ in range(2):
+        assert [lockstep, lockstep] == [step.send(None) for step in steps]
+    for step in steps:
+        with pytest.raises(StopIteration):
+            step.send(None)
+    assert ["first", "second", "first", "second"] == log
+    assert [("a", 1_000_000_000), ("b", 1_000_000_000)] == runs[0].timings == runs[1].timings
 
 
 # --- Failing -------------------------------------------------------------------------------------

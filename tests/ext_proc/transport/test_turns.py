@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ext_proc.transport import Handler
+from ext_proc.transport import Handler, turns
 from ext_proc.transport.http2 import End, Event
 from ext_proc.transport.http2 import frames as wire
 from ext_proc.transport.turns import Turn, Turns, TurnStream
@@ -566,3 +566,180 @@ def _no_exception_is_lost(caplog: pytest.LogCaptureFixture) -> Any:
     """See that asyncio had nothing to complain of."""
     yield
     assert [] == [record for record in caplog.records if record.name == "asyncio"]
+
+
+# --- In lockstep ---------------------------------------------------------------------------------
+
+
+class Steps:
+    """A handler's work in some stages, with a pause before each."""
+
+    def __init__(self, stages: int = 3) -> None:
+        self.done: list[tuple[int, int]] = []
+        """Which stream went through which stage, in order."""
+        self.cancelled: list[int] = []
+        self._stages = stages
+
+    async def go(self, stream: Any) -> None:
+        try:
+            for stage in range(self._stages):
+                if stream.lockstep.several:
+                    await stream.lockstep
+                self.done.append((stream.id, stage))
+        except asyncio.CancelledError:
+            self.cancelled.append(stream.id)
+            raise
+
+
+async def test_calls_of_one_read_go_through_their_stages_together() -> None:
+    """Before the read's turn is over, and without a task."""
+    steps = Steps()
+    served = Served(Calls(go=steps.go))
+    served.send(*(part for number in (1, 3, 5) for part in (headers(number), say(number, b"go"))))
+    assert [(number, stage) for stage in range(3) for number in (1, 3, 5)] == steps.done
+    assert set() == tasks()
+
+
+async def test_a_call_without_others_pauses_but_once() -> None:
+    """That there is nothing behind it in its read is known at the end of that."""
+    pauses = []
+
+    async def count(stream: Any) -> None:
+        for _ in range(3):
+            if stream.lockstep.several:
+                pauses.append(stream.id)
+                await stream.lockstep
+
+    served = Served(Calls(count=count))
+    served.send(headers(1), say(1, b"count"))
+    assert [1] == pauses
+    assert not served.turns.lockstep.several
+
+
+async def test_what_comes_behind_a_call_that_pauses_comes_after_it() -> None:
+    """As behind one that waits; the stream's end as well."""
+    steps = Steps()
+    calls = Calls(go=steps.go)
+    served = Served(calls)
+    served.send(headers(1), say(1, b"go"), say(1, b"go", end=True), headers(3), say(3, b"go"))
+    assert [(1, b"go"), (3, b"go"), (1, b"go"), (1, None)] == calls.calls
+    first = [stage for number, stage in steps.done if number == 1]
+    assert [0, 1, 2, 0, 1, 2] == first
+    served.send(wire.reset(3, wire.Code.CANCEL))
+    assert served.idle
+
+
+async def test_a_call_that_pauses_is_cancelled_when_its_client_leaves() -> None:
+    """Its neighbour goes on."""
+    steps = Steps()
+    calls = Calls(go=steps.go)
+    served = Served(calls)
+    reset = wire.reset(1, wire.Code.CANCEL)
+    served.send(headers(1), say(1, b"go"), headers(3), say(3, b"go"), reset)
+    assert [1] == steps.cancelled
+    assert [(3, stage) for stage in range(3)] == steps.done
+    assert (1, None) in calls.calls
+    assert [] == served.broken
+
+
+async def test_a_call_may_wait_after_a_pause() -> None:
+    """It becomes a task then, and does not pause any more: its neighbours are gone."""
+    steps, told = Steps(), asyncio.get_running_loop().create_future()
+    found: list[Any] = []
+
+    async def wait(stream: Any) -> None:
+        await stream.lockstep
+        found.append(asyncio.current_task())
+        await told
+        found.append(asyncio.current_task())
+        await steps.go(stream)
+
+    served = Served(Calls(wait=wait, go=steps.go))
+    served.send(headers(1), say(1, b"wait"), headers(3), say(3, b"go"))
+    assert [(3, stage) for stage in range(3)] == steps.done
+    assert 1 == len(tasks())
+    told.set_result(None)
+    await settle()
+    assert [(1, stage) for stage in range(3)] == steps.done[3:]
+    first, second = found
+    assert isinstance(first, Turn)
+    assert first is second
+    assert set() == tasks()
+
+
+async def test_what_a_call_raises_after_a_pause_ends_its_own_stream() -> None:
+    """The others of its read go on."""
+    steps = Steps()
+
+    async def fail(stream: Any) -> None:
+        await stream.lockstep
+        raise ValueError(stream.id)
+
+    served = Served(Calls(fail=fail, go=steps.go))
+    served.send(headers(1), say(1, b"fail"), headers(3), say(3, b"go"))
+    assert ["1"] == [str(error) for error in served.broken]
+    assert [(3, stage) for stage in range(3)] == steps.done
+
+
+async def test_the_context_of_a_call_outlasts_its_pauses() -> None:
+    """And is nobody else's."""
+    found: list[str] = []
+
+    async def keep(stream: Any) -> None:
+        VARIABLE.set(f"stream {stream.id}")
+        await stream.lockstep
+        found.append(VARIABLE.get())
+
+    served = Served(Calls(keep=keep))
+    served.send(headers(1), say(1, b"keep"), headers(3), say(3, b"keep"))
+    assert ["stream 1", "stream 3"] == found
+    assert "outside" == VARIABLE.get()
+
+
+async def test_only_so_many_calls_pause_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds its place and its body meanwhile."""
+    monkeypatch.setattr(turns, "MOST_TOGETHER", 3)
+    steps = Steps()
+    served = Served(Calls(go=steps.go))
+    numbers = range(1, 11, 2)
+    served.send(*(part for number in numbers for part in (headers(number), say(number, b"go"))))
+    together, rest = numbers[:3], numbers[3:]
+    expected = [(one, stage) for some in (together, rest) for stage in range(3) for one in some]
+    assert expected == steps.done
+
+
+async def test_a_call_that_was_cancelled_before_it_pauses_is_cancelled_there() -> None:
+    """As in a task, and nobody else is."""
+    steps = Steps()
+
+    async def give_up(stream: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await steps.go(stream)
+
+    served = Served(Calls(give_up=give_up, go=steps.go))
+    served.send(headers(1), say(1, b"give_up"), headers(3), say(3, b"go"))
+    assert [1] == steps.cancelled
+    assert [(3, stage) for stage in range(3)] == steps.done
+
+
+async def test_who_is_left_when_a_turn_fails_goes_on_in_the_next_one() -> None:
+    """A bug of ours in telling of a failure: no stream is forgotten."""
+    steps = Steps()
+
+    async def fail(stream: Any) -> None:
+        await stream.lockstep
+        raise ValueError
+
+    def broke(error: BaseException) -> None:
+        raise RuntimeError from error
+
+    served = Served(Calls(fail=fail, go=steps.go))
+    served.turns._broke = broke  # type: ignore[misc] # it fails
+    with pytest.raises(RuntimeError):
+        served.send(headers(1), say(1, b"fail"), headers(3), say(3, b"go"))
+    served.turns.rest()
+    assert not served.turns.lockstep.several
+    served.turns.settle([])
+    assert [(3, stage) for stage in range(3)] == steps.done
