@@ -42,7 +42,6 @@ class DuplexSession:
         traceparent: str | None,
     ) -> None:
         self._peer: Final = peer
-        self.lockstep: Final = peer.lockstep
         self._inner: Final = _Translator(peer, route)
         duplex = route.reply is Sent.FULL_DUPLEX
         self._session: Final = Session(

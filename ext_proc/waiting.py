@@ -24,7 +24,7 @@ def told_before_waiting(
         waited = work.send(None)
         while True:
             try:
-                if not told and type(waited) is not Lockstep:  # that is no wait
+                if not told and type(waited) is not Lockstep:  # a pause is no wait
                     told = True
                     yield from tell().__await__()
                 got = yield waited

@@ -18,7 +18,7 @@ from filters.units import ClusterName, Duration, SomeTime
 
 T = TypeVar("T")
 
-INLINE_CHARS: Final = 4_096  # 1 ms; to have it done elsewhere takes 0.3 ms and a process
+INLINE_CHARS: Final = 4_096  # 1 ms of extracting; a worker process takes 0.3 ms to reach
 CHARS_FOR_TEXT: Final = 64  # what it costs to look at a text at all, as so many of its characters
 DOUBT: Final = 1.25  # the estimate is nearer than that, but for very short texts
 DOUBT_SAMPLED: Final = 1.4  # and 10 % farther off where it comes from samples

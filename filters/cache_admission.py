@@ -82,7 +82,7 @@ async def admit(
 
 
 async def _counted(text: str, model: str, most: int, tokens: Tokens) -> int:
-    """Return how many tokens an answer is: exactly where it is near the most that are kept."""
+    """Return how many tokens an answer is: counted where it is near the most that are kept."""
     estimate = tokens.estimate(text)
     if most / DOUBT < estimate < most * DOUBT:
         return await tokens_of([text], model, tokens)

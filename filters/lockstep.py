@@ -1,8 +1,7 @@
 """Let exchanges that came together go through their stages together.
 
 What one stage needs of code and data is then in the processor's caches for all but the first of
-them: eight prompts of 1.5 KB cost a quarter less than one after the other. FD.io's VPP takes
-vectors of packets through its nodes for the same reason.
+them. FD.io's VPP takes vectors of packets through its nodes for the same reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Lockstep:
 
     def __init__(self) -> None:
         self.several = False
-        """There are others: without any, to wait for them only costs."""
+        """It may be awaited: there are others, or may be."""
 
     def __await__(self) -> Generator[Lockstep, None, None]:
         """Return at the driver's next round."""

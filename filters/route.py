@@ -31,7 +31,7 @@ from filters.routing import (
     roomiest,
     too_long,
 )
-from filters.token_samples import about_tokens, tokens_of
+from filters.token_samples import COUNT_S, about_tokens, tokens_of
 from filters.units import PoolName
 
 BUSY: Final = "all model servers that take this request are busy; try again"
@@ -56,6 +56,12 @@ class RouteFilter(Filter[RouteConfig]):
     config_type: ClassVar[type[Config]] = RouteConfig
 
     _place: Place | None = None
+    _counted: Size | None = None
+
+    @classmethod
+    def longest_wait_s(cls, config: RouteConfig) -> float:
+        """Wait until a prompt is counted that may be too long for a pool."""
+        return COUNT_S
 
     async def on_request(self, exchange: Exchange) -> Verdict:
         """Choose the pool and note what decided; answer where no pool takes the request."""
@@ -131,13 +137,16 @@ class RouteFilter(Filter[RouteConfig]):
         return size, line
 
     async def _size(self, exchange: Exchange, *, exactly: bool = False) -> Size:
-        """Return how long the prompt is, and note it."""
+        """Return how long the prompt is, and note it; it is counted once at most."""
+        if self._counted is not None:
+            return self._counted
         prompt, tokens = exchange.prompt, self.ports.tokens
         texts = counted_texts(prompt, apart=_is_apart(exchange))
         size = Size(about_tokens(texts, tokens.estimate), room_of(prompt))
         matters = exactly or is_near(size, self.ports.pools.contexts)
         if matters and sum(map(len, texts)) <= MOST_CHARS_APART:  # to count more takes too long
             size = size._replace(tokens=await tokens_of(texts, prompt.model, tokens))
+            self._counted = size
         exchange.note("route.tokens", size.tokens)
         exchange.note("route.bucket", size.bucket)
         return size

@@ -13,9 +13,7 @@ MOST_WHOLE_CHARS: Final = 65_536  # 0.2 ms in English, 0.5 ms in Chinese
 SAMPLES: Final = 64  # within 10 % of the whole on prompts mixed of prose and code, 1 % on average
 SAMPLE_CHARS: Final = 1_024
 MOST_INLINE_CHARS: Final = 4_096  # 1 ms; to have it done elsewhere takes 0.3 ms
-COUNT_S: Final = 0.1
-"""What waits for more is estimated: 16 may wait, the longest text takes 15 ms, and what any proxy
-waits for unasked is not used up."""
+COUNT_S: Final = 0.1  # half of what a proxy waits for unasked; the longest text takes 15 ms
 
 
 def about_tokens(texts: Sequence[str], estimate: Callable[[str], int]) -> int:
@@ -40,7 +38,10 @@ def exact_tokens(texts: Sequence[str], count: Callable[[str], int]) -> int:
 async def tokens_of(
     texts: Sequence[str], model: str, tokens: Tokens, *, deadline_s: float = COUNT_S
 ) -> int:
-    """Return how many tokens `texts` are in all; others are served while long ones are counted."""
+    """Return how many tokens `texts` are in all; others are served while long ones are counted.
+
+    What is late, or finds too many before it, is estimated.
+    """
     if sum(map(len, texts)) <= MOST_INLINE_CHARS:
         return exact_tokens(texts, partial(tokens.count, model=model))
     return await tokens.count_apart(texts, model, deadline_s=deadline_s)

@@ -263,6 +263,9 @@ class FakeRandom:
 class FakeTokens:
     """A `Tokens` for which four bytes of UTF-8 are a token."""
 
+    deadline_s = 0.0
+    """The last one that a count was given."""
+
     def estimate(self, text: str) -> int:
         return self.count(text)
 
@@ -270,6 +273,7 @@ class FakeTokens:
         return -(-len(text.encode()) // 4)
 
     async def count_apart(self, texts: Sequence[str], model: str, *, deadline_s: float) -> int:
+        self.deadline_s = deadline_s
         await PortWait("tokens")
         return exact_tokens(texts, partial(self.count, model=model))
 

@@ -26,7 +26,7 @@ class Stream(Protocol):
 
     @property
     def lockstep(self) -> Lockstep:
-        """Awaited by a handler, it lets those go as far that came in the same read."""
+        """To be awaited where it has `several`: those that came in the same read then go as far."""
 
     async def send(self, message: bytes) -> None:
         """Send a message; waits only when the peer does not read. Nothing is sent once it left."""

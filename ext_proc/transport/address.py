@@ -15,7 +15,7 @@ EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 # The endpoint-picker protocol of the Gateway API Inference Extension asks for the middle two.
 HEALTH_NAMES: Final = ("", "liveness", "readiness", EXT_PROC)
 SOCKET_MODE: Final = 0o660
-_TURNS: Final = 3  # of the loop: two, and one for what stands behind its caller
+_TURNS: Final = 2  # of the loop: a transport is made in one, its protocol is told in the next
 
 
 def socket_path(listen: str) -> Path | None:
@@ -89,7 +89,7 @@ def bind(listen: str) -> Bound:
 
 
 async def close(server: asyncio.Server) -> None:
-    """Listen no more; each connection that was accepted is known to its protocol.
+    """Listen no more; each connection that was accepted is known to its protocol, or to its TLS.
 
     asyncio makes an accepted socket's transport a turn of the loop later, and calls
     `connection_made` in the turn after that. `Server.close` between them leaves a socket open that
@@ -98,6 +98,8 @@ async def close(server: asyncio.Server) -> None:
     loop = asyncio.get_running_loop()
     for listening in server.sockets:
         loop.remove_reader(listening.fileno())
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)
-    server.close()
+    try:
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+    finally:
+        server.close()

@@ -128,7 +128,7 @@ class Turn(asyncio.Future[None]):
         return "turn"
 
 
-class Pause:
+class PausedCall:
     """A call that lets others go as far: no task, for it goes on in the same turn of the loop."""
 
     __slots__ = ("context", "error", "stream", "work")
@@ -153,8 +153,8 @@ class TurnStream(Stream):
         super().__init__(connection, number, call)
         self.turns: Final = turns
         self.lockstep: Final = turns.lockstep
-        self.turn: Turn | Pause | None = None
-        """The one that waits for something."""
+        self.turn: Turn | PausedCall | None = None
+        """The call that waits or pauses."""
         self.waiting: deque[bytes | End] | None = None
         """What came meanwhile; bounded by the room that the peer has."""
         self.over = False
@@ -185,7 +185,7 @@ class Turns:
         self._go_on: Final = go_on
         self._broke: Final = broke
         self.lockstep: Final = Lockstep()
-        self._paused: Final[deque[Pause]] = deque()
+        self._paused: Final[deque[PausedCall]] = deque()
         self._waiting: Final[set[Turn]] = set()  # asyncio itself holds tasks but weakly
         self._spare = Turn(loop=loop)
         """The task of calls that did not wait so far: the first that does takes it."""
@@ -194,7 +194,7 @@ class Turns:
         self._wanting: list[tuple[TurnStream, asyncio.Future[None]]] = []
 
     def take(self, stream: TurnStream, what: bytes | End) -> None:
-        """Take an event of the connection; what pauses for others goes on when it is `settle`d."""
+        """Take an event of the connection; calls that pause go on at `settle`."""
         self.lockstep.several = True  # for all that is known
         if stream.turn is None:
             if not stream.over:
@@ -212,7 +212,7 @@ class Turns:
             self._go_together()
 
     def _run(self, stream: TurnStream, what: bytes | End | None) -> None:
-        """Call the handler with this, and with what waits behind it, until it really waits."""
+        """Call the handler with this, and with what waits behind it, until one waits or pauses."""
         handler: Handler = stream.request.route
         while what is not None:
             if type(what) is bytes and not stream.ended:
@@ -253,7 +253,7 @@ class Turns:
                 self._spare = Turn(loop=self._loop)
                 spare.wait_for(waited)
                 return
-            stream.turn = pause = Pause(stream, work, context)
+            stream.turn = pause = PausedCall(stream, work, context)
             self._paused.append(pause)
             if not spare.is_fresh:
                 pause.cancel()

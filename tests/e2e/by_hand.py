@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ext_proc.transport.address import close
+
 PATIENCE_S: Final = 60.0
 
 
@@ -100,7 +102,7 @@ class ByHand:
         trace: TracebackType | None,
     ) -> None:
         assert self._server is not None
-        self._server.close()
+        await close(self._server)
         tasks = [*self._open]
         for writer, asked in self._open.values():
             writer.transport.abort()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -51,7 +51,7 @@ from filters.dialects import DIALECTS
 from filters.dialects.openai_chat import OpenAIChat
 from filters.errors import ConversationError, FilterError, PortError
 from filters.framing import Event as StreamEvent
-from filters.lockstep import ALONE
+from filters.lockstep import ALONE, Lockstep
 from filters.pipeline import SPARE_S, AnyFilter
 from filters.route import RouteConfig, RouteFilter
 from tests.fakes import PortWait, drive
@@ -699,6 +699,48 @@ def test_a_client_that_leaves_with_a_filters_answer_was_answered(witnessed: Stag
         drive(session.receive(CONVERSATION[1]))
     drive(session.leave())
     assert [Outcome.COMPLETE, Outcome.ANSWERED] == outcomes(witnessed)
+
+
+# --- In lockstep ---------------------------------------------------------------------------------
+
+
+def together(stage: Stage) -> tuple[Lockstep, Coroutine[Any, Any, None]]:
+    """Open an exchange that goes in lockstep with others; return what takes its body."""
+    session = stage.open("all")
+    stage.peer.lockstep = lockstep = Lockstep()
+    stage.receive(CONVERSATION[0])
+    lockstep.several = True
+    return lockstep, session.receive(CONVERSATION[1])
+
+
+def test_an_exchange_pauses_before_it_is_read_between_stages_and_before_it_goes_on(
+    witnessed: Stage,
+) -> None:
+    """Nothing is said to the proxy until the last pause is over."""
+    lockstep, taking = together(witnessed)
+    assert lockstep is taking.send(None)
+    assert witnessed.session._exchange is None
+    for _ in ("witness", "cache", "witness", "upstream"):
+        assert lockstep is taking.send(None)
+        assert 1 == len(witnessed.peer.commands)
+    with pytest.raises(StopIteration):
+        taking.send(None)
+    assert 2 == len(witnessed.peer.commands)
+
+
+@pytest.mark.parametrize("pauses", [1, 2, 3])
+def test_an_exchange_that_is_cancelled_in_a_pause_gives_everything_back(
+    witnessed: Stage, pauses: int
+) -> None:
+    """Its client left with others in the same read."""
+    _, taking = together(witnessed)
+    for _ in range(pauses):
+        taking.send(None)
+    with pytest.raises(Cancelled):
+        taking.throw(Cancelled())
+    drive(witnessed.session.leave())
+    assert [Outcome.GONE] == outcomes(witnessed)
+    assert (0, 0) == (witnessed.books.in_flight, witnessed.books.awaited)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.api import CONTINUE, Exchange, Task
+from filters.bounds import MOST_CHARS_APART
 from filters.errors import FilterError
 from filters.pools import Offer, Pools
 from filters.route import RouteConfig, RouteFilter
 from filters.routing import MOST_PLANS, Choice, Rule, Size, plan
+from filters.token_samples import COUNT_S
 from tests.exchanges import CHATS, ask, exchange_of
 from tests.fakes import FakeTokens, PortWait, drive, fake_ports
 
@@ -283,6 +285,28 @@ def test_others_are_served_while_a_long_prompt_is_counted(
     route = RouteFilter(RouteConfig(), None, fake_ports(pools=pools, tokens=tokens))
     drive(route.on_request(exchange), waited)
     assert ("large", 1, waits) == (exchange.pool, tokens.counts, waited)
+    assert tokens.deadline_s == (COUNT_S if waits else 0.0)
+    assert COUNT_S == RouteFilter.longest_wait_s(RouteConfig())
+
+
+def test_a_prompt_is_counted_once_before_it_is_refused() -> None:
+    """What was counted to choose a pool is what the refusal names."""
+    tokens = Rough()
+    pools = Pools((Offer(name="full", context=6_000),))
+    route = RouteFilter(RouteConfig(), None, fake_ports(pools=pools, tokens=tokens))
+    with pytest.raises(FilterError, match="it has about 7,000 tokens"):
+        drive(route.on_request(asked(7_000)))
+    assert 1 == tokens.counts
+
+
+def test_a_prompt_of_millions_of_characters_is_not_counted() -> None:
+    """That takes too long; it is refused by what was estimated."""
+    tokens = Rough()
+    pools = Pools((Offer(name="full", context=200_000),))
+    route = RouteFilter(RouteConfig(), None, fake_ports(pools=pools, tokens=tokens))
+    with pytest.raises(FilterError, match="the prompt is too long"):
+        drive(route.on_request(asked(MOST_CHARS_APART // 4 + 8)))
+    assert 0 == tokens.counts
 
 
 def test_near_a_context_tokens_are_counted() -> None:

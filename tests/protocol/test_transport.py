@@ -570,6 +570,19 @@ async def test_a_connection_that_is_accepted_as_the_server_closes_is_known(turns
                 assert 1 == len(known)
 
 
+async def test_a_server_whose_close_is_cancelled_listens_no_more() -> None:
+    """A client would wait for somebody to accept it."""
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    closing = asyncio.create_task(close(server))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(address):
+        pass
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_drain_ends_a_connection_that_comes_with_it(
     tmp_path: Path, make: Make, turns: int

@@ -194,6 +194,31 @@ async def test_a_sender_waits_while_the_peer_does_not_read() -> None:
     assert set() == tasks()
 
 
+async def test_what_queues_behind_a_call_holds_the_window_every_time() -> None:
+    """Not the first time only."""
+    loop = asyncio.get_running_loop()
+    told = [loop.create_future() for _ in range(4)]
+    left, streams = iter(told), list[Any]()
+
+    async def wait(stream: Any) -> None:
+        streams.append(stream)
+        await next(left)
+
+    served = Served(Calls(wait=wait))
+    served.send(headers(1), say(1, b"wait"), say(1, b"wait"))
+    held = [streams[0].held]
+    for one in told[:2]:
+        one.set_result(None)
+        await settle()
+    held.append(streams[0].held)
+    served.send(say(1, b"wait"), say(1, b"wait"))
+    held.append(streams[0].held)
+    assert [True, False, True] == held
+    for one in told[2:]:
+        one.set_result(None)
+        await settle()
+
+
 # --- Ends ----------------------------------------------------------------------------------------
 
 
